@@ -1,0 +1,91 @@
+"""What a session needs of a grammar, whatever engine stands behind it.
+
+Invariants:
+- A matcher knows bytes and token ids, never stop ids: whether a turn may end is the session's business, so a matcher never terminates.
+- A refused token or refused bytes change nothing.
+- One successful `accept` or `accept_bytes` of at least one byte is one step, however many bytes it took; `rollback` counts steps.
+- A compiled grammar is immutable and shared; a matcher belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = NDArray[np.int32]
+"""One mask row: ``ceil(vocab_size / 32)`` int32 words; bit ``t % 32`` of word ``t // 32`` is set where token ``t`` is allowed."""
+
+GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarKey:
+    """What to compile; equal keys are compiled once.
+
+    Args:
+        kind: as vLLM's structured output options, lower case.
+        source: the schema as JSON text, the regex, the EBNF or Lark text, the choices as a JSON list, the structural tag as JSON text;
+            empty for ``json_object``.
+        compact: no whitespace between JSON elements at all (vLLM's ``disable_any_whitespace``).
+    """
+
+    kind: GrammarKind
+    source: str
+    compact: bool = False
+
+
+class Matcher(Protocol):
+    """A position in a grammar."""
+
+    @property
+    def steps(self) -> int:
+        """Steps accepted and not rolled back."""
+
+    def accept(self, token: int) -> bool:
+        """Advance by one whole token, by its id. False, and nothing changed, where the grammar refuses it or the id has no bytes."""
+
+    def accept_bytes(self, data: bytes) -> bool:
+        """Advance by bytes (they may end inside a UTF-8 character); one step. Empty bytes: true, and no step."""
+
+    def fill(self, row: Row) -> bool:
+        """Write the mask of the next token into `row`: every bit is written, bits of ids without bytes, of special tokens and of padding are zero.
+
+        Stop ids are not treated apart (special ones are therefore zero). Returns whether anything is masked.
+        """
+
+    def rollback(self, steps: int) -> None:
+        """Take back the last `steps` steps. ValueError, and nothing changed, where there are fewer."""
+
+    def fork(self) -> Self:
+        """An independent matcher at the same position (its own history may be forgotten: only later steps need to roll back)."""
+
+    def is_completed(self) -> bool:
+        """Whether what was accepted so far is a complete sentence of the grammar; more may be legal."""
+
+    def certain(self) -> bytes:
+        """The bytes that must come next whatever is sampled; empty where there is a choice, or where it may end."""
+
+
+class CompiledGrammar(Protocol):
+    """A grammar compiled for one vocabulary; immutable, shared between requests and threads."""
+
+    @property
+    def key(self) -> GrammarKey:
+        """What it was compiled from."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it holds, in bytes, as far as the engine tells."""
+
+    def matcher(self) -> Matcher:
+        """A new matcher at the start."""
+
+
+class Engine(Protocol):
+    """Compiles grammars for one vocabulary. Thread-safe."""
+
+    def compile(self, key: GrammarKey) -> CompiledGrammar:
+        """Compile; may take seconds. GrammarError where it can not be."""
