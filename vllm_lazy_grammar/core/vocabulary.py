@@ -51,7 +51,7 @@ class Vocabulary:
         self.added: Mapping[str, int] = MappingProxyType(
             {text: token for text, token in added.items() if token in self}
         )
-        self._added_text = {token: text.encode() for text, token in reversed(self.added.items())}
+        self._added_text = {token: text.encode() for text, token in self.added.items()}
         self.special_ids = frozenset(token for token in special_ids if token in self) - self._blank_ids()
         self.eos_ids = frozenset(token for token in eos_ids if token in self)
         self._pieces = self._complete(pieces)
