@@ -1,0 +1,75 @@
+"""The one reader of ``additional_config``: an operator's settings, checked, with defaults that need no thought.
+
+They stand under the key ``lazy_grammar`` of vLLM's ``--additional-config``:
+``--additional-config '{"lazy_grammar": {"prewarm_top_k": 64}}'``, or ``--additional-config.lazy_grammar.prewarm_top_k 64``.
+
+Invariants:
+- Settings are immutable, and equal for equal configurations in every process.
+- An unknown key and a value of the wrong type or range are a SettingsError that names field and value; nothing is ignored or rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from vllm_lazy_grammar.errors import SettingsError
+
+KEY = "lazy_grammar"
+_FIELD = f"additional_config.{KEY}"
+
+
+def _setting(default: float, least: float, help_text: str) -> Any:
+    return field(default=default, metadata={"least": least, "help": help_text})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an operator can set.
+
+    Args:
+        prewarm: compute a grammar's first rows before they are needed.
+        prewarm_top_k: rows to prewarm per grammar, at most.
+        whitespace_bound: characters of whitespace between two JSON elements, at most; 0 forbids any.
+        grammar_cache_mb: compiled grammars that no request holds are kept up to this size, in MB.
+        row_cache_mb: mask rows shared between requests are kept up to this size, in MB.
+        trigger_timeout_ms: how long the trigger patterns may take for one token; past it the request ends with an error.
+        frontend_check_ms: how long the check "can this grammar take this trigger's text" may take; past it the check is skipped.
+        threads: worker threads that compile and prewarm; 0 does the same work inline.
+    """
+
+    prewarm: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
+    prewarm_top_k: int = _setting(512, 0, "a whole number, 0 or more")
+    whitespace_bound: int = _setting(20, 0, "a whole number of characters, 0 or more")
+    grammar_cache_mb: int = _setting(512, 1, "a whole number of MB, 1 or more")
+    row_cache_mb: int = _setting(256, 1, "a whole number of MB, 1 or more")
+    trigger_timeout_ms: float = _setting(5.0, 0.1, "a number of milliseconds, 0.1 or more")
+    frontend_check_ms: float = _setting(20.0, 0, "a number of milliseconds, 0 or more")
+    threads: int = _setting(1, 0, "a whole number of threads, 0 or more")
+
+    @classmethod
+    def from_additional_config(cls, config: object) -> Self:
+        """Read them from vLLM's ``additional_config``: a mapping, or something else that holds none of ours. SettingsError as above."""
+        given = config.get(KEY, {}) if isinstance(config, Mapping) else {}
+        if not isinstance(given, Mapping):
+            raise SettingsError(_FIELD, given, "must be a JSON object of settings")
+        kinds = {f.name: (type(f.default), f.metadata) for f in fields(cls)}
+        for name in given:
+            if name not in kinds:
+                raise SettingsError(
+                    f"{_FIELD}.{name}", given[name], f"there is no such setting; there are {', '.join(kinds)}"
+                )
+        return cls(**{name: _checked(name, value, *kinds[name]) for name, value in given.items()})
+
+    def describe(self) -> str:
+        """One line for the log: each setting and its value."""
+        return ", ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+
+
+def _checked(name: str, value: object, kind: type, metadata: Mapping[str, Any]) -> Any:
+    """The value in its setting's type; a whole number will do for a float, true and false are no numbers."""
+    fits = isinstance(value, bool) if kind is bool else isinstance(value, (int, kind)) and not isinstance(value, bool)
+    if not fits or not metadata["least"] <= value < float("inf"):  # type: ignore[operator]  # a number, by `fits`
+        raise SettingsError(f"{_FIELD}.{name}", value, f"must be {metadata['help']}")
+    return kind(value)
