@@ -14,6 +14,7 @@ from vllm_lazy_grammar._seams import (
     Exists,
     LooksUp,
     MissingTargetError,
+    Offers,
     Parameters,
     Seam,
     Table,
@@ -23,6 +24,9 @@ from vllm_lazy_grammar.errors import SeamError
 
 TOY = """
 from abc import ABC, abstractmethod
+from typing import Literal
+
+Colour = Literal["red", "green"]
 
 class Manager:
     kind = "theirs"
@@ -269,6 +273,7 @@ def test_facts_are_the_same_before_and_after_installing(toy):
         Accepts(at("Engine.run"), "priority"),
         LooksUp(at("Engine.__init__"), "Manager"),
         AbstractMethods(at("Shape"), frozenset({"area"})),
+        Offers(at("Colour"), "blue"),
     )
     seams = table(seam("Manager", subclass), seam("Engine.step", ours_first, *checks), seam("Engine.gone", ours_first))
     facts = seams.facts()
@@ -279,6 +284,7 @@ def test_facts_are_the_same_before_and_after_installing(toy):
         "toy_foreign:Engine.run takes priority: yes",
         "toy_foreign:Engine.__init__ looks up Manager: yes",
         "toy_foreign:Shape has the abstract methods area, name",
+        "toy_foreign:Colour offers red, green",
         "missing: toy_foreign:Engine.gone: there is no 'gone'",
     ]
     installable = table(
@@ -296,6 +302,7 @@ def test_facts_are_the_same_before_and_after_installing(toy):
         (Accepts(at("Engine.run"), "deadline"), "takes no 'deadline'"),
         (LooksUp(at("Engine.run"), "Manager"), "does not look 'Manager' up"),
         (AbstractMethods(at("Shape"), frozenset({"area", "colour"})), "new ['name'], gone ['colour']"),
+        (Offers(at("Colour"), "blue"), "does not offer 'blue'"),
     ],
 )
 def test_each_check_complains_about_what_does_not_fit(toy, check, part):
@@ -309,6 +316,7 @@ def test_each_check_complains_about_what_does_not_fit(toy, check, part):
         Accepts(at("Engine.run"), "priority"),
         LooksUp(at("Engine.run"), "step"),
         AbstractMethods(at("Shape"), frozenset({"area", "name"})),
+        Offers(at("Colour"), "red"),
         Exists(at("Engine.table[size]")),
     ],
 )

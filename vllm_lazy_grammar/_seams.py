@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from vllm_lazy_grammar.errors import SeamError
 
@@ -192,6 +192,25 @@ class AbstractMethods:
 
     def _present(self, look: Look) -> frozenset[str]:
         return frozenset(getattr(look(self.target), "__abstractmethods__", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The ``Literal`` has this value."""
+
+    target: Target
+    value: str
+
+    def fact(self, look: Look) -> str:
+        """The values that there are."""
+        return f"{self.target} offers {', '.join(map(str, get_args(look(self.target))))}"
+
+    def complaint(self, look: Look) -> str | None:
+        """Says what it offers instead."""
+        present = get_args(look(self.target))
+        return (
+            None if self.value in present else f"{self.target}: does not offer {self.value!r} any more, but {present}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
