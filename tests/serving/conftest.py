@@ -1,0 +1,102 @@
+"""Fixtures and hooks for tests on real servers: grouped by the server they name, which ends with its group.
+
+A test says which with ``pytestmark = pytest.mark.server(LAZY)`` and takes ``server``; one that compares names two and takes ``servers``.
+
+Invariants:
+- Tests that name the same server run one after another, in the order of their files.
+- A server is stopped before one of another group starts.
+- A failed test shows the end of its servers' logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.models import demo_model
+from tests.serving.servers import Flags, Pool, Server, run_offline
+
+_POOL = pytest.StashKey[Pool]()
+
+
+def _flags(item: pytest.Item) -> tuple[Flags, ...]:
+    """The servers that a test names, in its marker's order."""
+    marker = item.get_closest_marker("server")
+    return marker.args if marker else ()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring the tests of one server together; tests without a server go first."""
+    groups: dict[tuple[Flags, ...], list[pytest.Item]] = {(): []}
+    for item in items:
+        groups.setdefault(_flags(item), []).append(item)
+    items[:] = [item for group in groups.values() for item in group]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop what the next test does not need."""
+    pool = item.config.stash.get(_POOL, None)
+    if pool is not None:
+        pool.keep_only(_flags(nextitem) if nextitem else ())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put the end of the servers' logs under a failure."""
+    report = yield
+    pool = item.config.stash.get(_POOL, None)
+    if report.failed and pool is not None:
+        report.sections.extend((f"log of {flags}", server.log_tail()) for flags, server in pool.running.items())
+    return report
+
+
+@pytest.fixture(scope="session")
+def _pool(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Generator[Pool]:
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n[{text}]", flush=True)
+
+    pool = Pool(tmp_path_factory.mktemp("servers"), say)
+    pytestconfig.stash[_POOL] = pool
+    yield pool
+    pool.keep_only(())
+
+
+@pytest.fixture
+def servers(request: pytest.FixtureRequest, _pool: Pool) -> list[Server]:
+    """The servers that the test's marker names, running."""
+    flags = _flags(request.node)
+    assert flags, "a test on a server names it: pytest.mark.server(LAZY)"
+    _pool.keep_only(flags)
+    return [_pool.get(each) for each in flags]
+
+
+@pytest.fixture
+def server(servers: list[Server]) -> Server:
+    """The first server that the test's marker names."""
+    return servers[0]
+
+
+@pytest.fixture(scope="session")
+def demo_model_path() -> Path:
+    """The demo model's folder."""
+    return demo_model()
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> Callable[..., Any]:
+    """Run Python source that defines ``main()`` in a fresh interpreter; what it returned, through JSON."""
+
+    def run(source: str, **env: str) -> Any:
+        return run_offline(source, tmp_path, env.items())
+
+    return run

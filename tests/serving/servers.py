@@ -1,0 +1,281 @@
+"""Real `vllm serve` processes for the tests, one per set of flags, alive only while a test needs it.
+
+Invariants:
+- At most as many servers run at once as one test names.
+- A server is ended by the id of the process group it was started in, however the tests end.
+- Nothing here imports vLLM: servers are processes, and offline engines run in a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from openai import AsyncOpenAI, OpenAI
+
+from tests.serving.models import CHECKOUT, demo_model, dummy_model
+
+MODEL = "model"
+"""The name under which every server serves."""
+
+_START_SECONDS = 280.0
+_STOP_SECONDS = 20.0
+_TAIL_LINES = 60
+_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """A set of flags; equal ones share a server.
+
+    Args:
+        model: `demo` or `dummy`.
+        args: command line arguments behind the common ones.
+        dtype: `bfloat16`, or `float32` where outputs are compared.
+        env: variables set for the server, as pairs.
+        max_model_len: tokens of context.
+    """
+
+    model: str = "demo"
+    args: tuple[str, ...] = ("--guided-decoding-backend", "lazy")
+    dtype: str = "bfloat16"
+    env: tuple[tuple[str, str], ...] = ()
+    max_model_len: int = 2048
+
+    def command(self, model_path: Path, port: int) -> list[str]:
+        """The whole command line."""
+        dummy = ["--load-format", "dummy"] if self.model == "dummy" else []
+        common = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL, "--enforce-eager"]
+        sizes = ["--dtype", self.dtype, "--max-model-len", str(self.max_model_len)]
+        serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_path)]
+        return [*serve, *common, *sizes, *dummy, *self.args]
+
+    def model_path(self) -> Path:
+        """The model's folder, made where it is missing."""
+        if self.model == "dummy":
+            return dummy_model(Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / "dummy-model")
+        return demo_model()
+
+    def __str__(self) -> str:
+        env = [f"{name}={value}" for name, value in self.env]
+        return " ".join([*env, self.model, self.dtype, *self.args])
+
+
+LAZY = Flags()
+LAZY_FLOAT32 = Flags(dtype="float32")
+XGRAMMAR_FLOAT32 = Flags(args=("--structured-outputs-config.backend", "xgrammar"), dtype="float32")
+DUMMY_LAZY = Flags(model="dummy", max_model_len=8192)
+
+
+class ServerError(RuntimeError):
+    """A server did not come up; carries the end of its log."""
+
+
+class Server:
+    """A running `vllm serve`. Made by `start`, ended by `stop`.
+
+    Args:
+        flags: what it was started with.
+        process: its main process, leader of its own process group.
+        port: where it listens on the loopback address.
+        log_path: its standard output and error.
+    """
+
+    def __init__(self, flags: Flags, process: subprocess.Popen[bytes], port: int, log_path: Path) -> None:
+        self.flags = flags
+        self.process = process
+        self.port = port
+        self.log_path = log_path
+
+    @classmethod
+    def start(cls, flags: Flags, log_path: Path) -> Self:
+        """Start it and wait until it is healthy. ServerError with the log's end where it is not."""
+        port = free_port()
+        command = flags.command(flags.model_path(), port)
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment(flags.env), start_new_session=True
+            )
+        server = cls(flags, process, port, log_path)
+        try:
+            server.wait_until_healthy()
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def wait_until_healthy(self) -> None:
+        """Return once /health answers. ServerError where the process ends or time is up."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not self.is_healthy():
+            if self.process.poll() is not None:
+                raise ServerError(f"vllm serve ended with {self.process.returncode}: {self.flags}\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise ServerError(f"vllm serve is not up after {_START_SECONDS} s: {self.flags}\n{self.log_tail()}")
+            time.sleep(0.25)
+
+    def is_healthy(self) -> bool:
+        """Whether /health answers with 200."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.client.OK
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        """End the server's whole process group, gently at first, and wait for it."""
+        if "client" in self.__dict__:
+            self.client.close()
+        _signal_group(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what is left is killed below, and waited for
+            self.process.wait(_STOP_SECONDS)
+        _signal_group(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def base_url(self) -> str:
+        """The root of the OpenAI API."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @cached_property
+    def client(self) -> OpenAI:
+        """An OpenAI client of this server that never retries; closed with the server."""
+        return OpenAI(base_url=self.base_url, api_key="none", max_retries=0, timeout=120)
+
+    def async_client(self) -> AsyncOpenAI:
+        """A new asynchronous client, for `async with`."""
+        return AsyncOpenAI(base_url=self.base_url, api_key="none", max_retries=0, timeout=240)
+
+    def log(self) -> str:
+        """All that the server has written so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def log_tail(self) -> str:
+        """The last lines of the log."""
+        return "\n".join(self.log().splitlines()[-_TAIL_LINES:])
+
+
+@dataclass(slots=True)
+class Pool:
+    """The servers of one test session.
+
+    Args:
+        folder: where logs are kept.
+        say: told when a server is started.
+    """
+
+    folder: Path
+    say: Callable[[str], None]
+    running: dict[Flags, Server] = field(default_factory=dict)
+    failed: dict[Flags, str] = field(default_factory=dict)
+
+    def get(self, flags: Flags) -> Server:
+        """The server with these flags, started where it is not running; a failed start is not tried again."""
+        if flags in self.failed:
+            raise ServerError(self.failed[flags])
+        if flags not in self.running:
+            self.running[flags] = self._start(flags)
+        return self.running[flags]
+
+    def _start(self, flags: Flags) -> Server:
+        self.say(f"starting a server: {flags}")
+        began = time.monotonic()
+        try:
+            server = Server.start(flags, self.folder / f"server-{len(list(self.folder.iterdir()))}.log")
+        except ServerError as error:
+            self.failed[flags] = str(error)
+            raise
+        self.say(f"up after {time.monotonic() - began:.0f} s, log in {server.log_path}")
+        return server
+
+    def keep_only(self, wanted: Iterable[Flags]) -> None:
+        """Stop every server whose flags are not among `wanted`."""
+        kept = set(wanted)
+        for flags in [flags for flags in self.running if flags not in kept]:
+            self.running.pop(flags).stop()
+
+
+def environment(extra: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
+    """The environment of a server or an offline engine: this process's, small and off the network, the checkout importable."""
+    return {**os.environ, "PYTHONPATH": str(CHECKOUT), **_ENVIRONMENT, **dict(extra)}
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def lazy(structure: dict[str, Any], *triggers: str, **options: object) -> dict[str, Any]:
+    """The `extra_body` of a request with a structured output behind triggers; without any, an eager one."""
+    xargs = {**({"grammar_triggers": list(triggers)} if triggers else {}), **options}
+    return {"structured_outputs": structure, **({"vllm_xargs": xargs} if xargs else {})}
+
+
+def run_offline(source: str, folder: Path, env: Iterable[tuple[str, str]] = (), timeout: float = 280) -> Any:
+    """Run `source`, which defines `main()`, in a fresh interpreter; what `main()` returned, through JSON.
+
+    Raises:
+        ServerError: with the end of its output, where it did not end well.
+    """
+    result = folder / "result.json"
+    script = folder / "offline.py"
+    script.write_text(
+        f"import json, pathlib\n{source}\n\n"
+        "if __name__ == '__main__':\n"
+        f"    pathlib.Path({str(result)!r}).write_text(json.dumps(main()))\n"
+    )
+    log_path = folder / "offline.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment(env),
+            start_new_session=True,
+        )
+    _wait_or_kill(process, timeout)
+    if process.returncode != 0:
+        tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+        raise ServerError(f"the offline script ended with {process.returncode}\n{tail}")
+    return json.loads(result.read_text())
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes], timeout: float) -> None:
+    """Wait for the process; its whole group is gone afterwards, whatever happened."""
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the return code, set by the kill below, says so
+            process.wait(timeout)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all of the group has ended
+        os.killpg(group, number)
