@@ -10,10 +10,12 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, NoReturn, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from vllm_lazy_grammar.errors import InternalError
 
 Row = NDArray[np.int32]
 """One mask row: ``ceil(vocab_size / 32)`` int32 words; bit ``t % 32`` of word ``t // 32`` is set where token ``t`` is allowed."""
@@ -89,3 +91,21 @@ class Engine(Protocol):
 
     def compile(self, key: GrammarKey) -> CompiledGrammar:
         """Compile; may take seconds. GrammarError where it can not be."""
+
+
+class NoMatcher:
+    """Stands where a session has no matcher (awaiting, or the grammar still compiles); whoever asks it anything made a mistake."""
+
+    steps = 0
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise InternalError("a grammar that awaits its trigger was asked to move")
+
+    accept = accept_bytes = fill = rollback = is_completed = certain = _refuse
+
+    def fork(self) -> Self:
+        """Itself: it has no state."""
+        return self
+
+
+NO_MATCHER: Matcher = NoMatcher()

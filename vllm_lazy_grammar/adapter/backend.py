@@ -1,0 +1,180 @@
+"""What all requests of one engine share, and how a request's session is put together from it.
+
+Invariants:
+- Everything here is immutable or has its own lock; a session gets references, never copies.
+- Nothing is compiled on the caller's thread, unless the worker is inline.
+- A compile is held exactly as long as the object that vLLM holds for the request lives.
+"""
+
+from __future__ import annotations
+
+import weakref
+from concurrent.futures import Future
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.structured_output.backend_types import StructuredOutputBackend
+
+from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
+from vllm_lazy_grammar.adapter.request import GrammarRequest, grammar_key
+from vllm_lazy_grammar.core import byte_trie, rows
+from vllm_lazy_grammar.core.awaiting import AwaitingRows
+from vllm_lazy_grammar.core.blanks import BlankBound
+from vllm_lazy_grammar.core.compiles import Compile, GrammarStore
+from vllm_lazy_grammar.core.control import ControlTokens, looks_like_marker
+from vllm_lazy_grammar.core.gate import Gate
+from vllm_lazy_grammar.core.inside import Blanks, Inside
+from vllm_lazy_grammar.core.prewarm import Worker
+from vllm_lazy_grammar.core.session import Session
+from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
+from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
+from vllm_lazy_grammar.settings import Settings
+
+if TYPE_CHECKING:
+    from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, StructuredOutputOptions
+
+logger = init_logger(__name__)
+
+_MB = 1 << 20
+_BLANK_MODES: dict[str, Any] = {"json": "json", "json_object": "json", "structural_tag": "mixed"}
+
+
+class Hold:
+    """One request's claim on a compile; releasing it twice is once."""
+
+    def __init__(self, compile_: Compile) -> None:
+        self.compile = compile_
+        self._released = False
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the compile took; None while it is not done."""
+        return self.compile.seconds
+
+    def release(self) -> None:
+        """Give it back."""
+        if not self._released:
+            self._released = True
+            self.compile.release()
+
+
+class LazyBackend(StructuredOutputBackend):
+    """The backend named ``lazy``.
+
+    Args:
+        vllm_config: settings are read from its ``additional_config``.
+        tokenizer: vLLM's.
+        vocab_size: the model's, padding counted.
+        inline: use no threads (vLLM's external launcher).
+    """
+
+    def __init__(self, vllm_config: Any, tokenizer: Any, vocab_size: int, *, inline: bool = False) -> None:
+        super().__init__(vllm_config, tokenizer, vocab_size)
+        self.settings = settings = Settings.from_additional_config(vllm_config.additional_config)
+        self.compact = vllm_config.structured_outputs_config.disable_any_whitespace
+        self.engine = XgrammarEngine.for_tokenizer(
+            tokenizer, vocab_size, cache_limit_bytes=settings.grammar_cache_mb * _MB
+        )
+        self.vocabulary = self.engine.vocabulary
+        self.rows = rows.RowCache(settings.row_cache_mb * _MB)
+        self.worker = Worker(0 if inline else settings.threads)
+        self.store = GrammarStore(
+            self.engine,
+            self.worker,
+            self.rows,
+            self.vocabulary.row_words,
+            limit_bytes=settings.grammar_cache_mb * _MB,
+            top_k=settings.prewarm_top_k if settings.prewarm else 0,
+        )
+        self.bound = BlankBound(self.vocabulary, settings.whitespace_bound)
+        self.trie = byte_trie.ByteTrie(self.vocabulary)
+        self.rows_of = RowsOf()
+        self._markers = self.vocabulary.named(t for t in self.vocabulary.added if looks_like_marker(t))
+        self._triggers = lru_cache(256)(self._compile_triggers)
+        byte_trie.warm()
+        rows.warm()
+
+    def _compile_triggers(self, spec: TriggerSpec, stop_ids: frozenset[int]) -> Triggers:
+        return Triggers.compile(spec, self.vocabulary, stop_ids=stop_ids)
+
+    def eager(self, request: GrammarRequest) -> Future[StructuredOutputGrammar]:
+        """A future of the request's grammar: vLLM keeps the request out of the batch until it is done."""
+        hold = Hold(self.store.get(request.key))
+        future: Future[StructuredOutputGrammar] = Future()
+        finalizer = weakref.finalize(future, hold.release)
+        finalizer.atexit = False
+        resolve = partial(self._resolve, weakref.ref(future), finalizer, request, hold)
+        hold.compile.future.add_done_callback(resolve)
+        return future
+
+    def _resolve(
+        self,
+        target: weakref.ref[Future[Any]],
+        finalizer: Any,
+        request: GrammarRequest,
+        hold: Hold,
+        compiled: Future[Any],
+    ) -> None:
+        future = target()
+        if future is None or compiled.cancelled():
+            return
+        error = compiled.exception()
+        if error is not None:
+            logger.error("Request %s is ended: %s", request.request_id, error)
+            future.set_exception(error)
+            return
+        try:
+            grammar = self._grammar(request, hold)
+        except FAULTS as fault:
+            logger.error("Request %s is ended: %s: %s", request.request_id, type(fault).__name__, fault)
+            future.set_exception(fault)
+            return
+        finalizer.detach()
+        future.set_result(grammar)
+
+    def lazy(self, request: GrammarRequest) -> LazyGrammar:
+        """The request's grammar, at once: it is compiled while the trigger is awaited."""
+        hold = Hold(self.store.get(request.key))
+        try:
+            return self._grammar(request, hold)
+        except FAULTS:
+            hold.release()
+            raise
+
+    def _grammar(self, request: GrammarRequest, hold: Hold) -> LazyGrammar:
+        return LazyGrammar(request.request_id, self._session(request, hold.compile), hold, self.rows_of)
+
+    def _session(self, request: GrammarRequest, compile_: Compile) -> Session:
+        key, spec = request.key, request.spec
+        mode = _BLANK_MODES.get(key.kind)
+        blanks = None if mode is None or key.compact else Blanks(self.bound, mode)
+        inside = Inside(self.vocabulary, compile_, self._control(request), blanks, request.stop_ids, self.rows)
+        if spec is None:
+            return Session(inside, compile_)
+        triggers = self._triggers(spec, request.stop_ids)
+        gate = Gate(triggers, self.vocabulary, timeout_ms=self.settings.trigger_timeout_ms)
+        awaiting = AwaitingRows(self.vocabulary, self.trie, self.rows, triggers, inside, compile_)
+        return Session(inside, compile_, spec, gate, awaiting)
+
+    def _control(self, request: GrammarRequest) -> ControlTokens:
+        words = [] if request.spec is None else [t.source for t in request.spec.triggers]
+        named = self._markers | self.vocabulary.named(words)
+        return ControlTokens(self.vocabulary, named, "\n".join((request.key.source, *words)))
+
+    def compile_grammar(
+        self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: set[int] | None = None
+    ) -> StructuredOutputGrammar:
+        """An eager grammar, compiled here and now. vLLM's manager asks `eager` instead; this serves whoever holds a bare backend."""
+        key = grammar_key(request_type.name.lower(), grammar_spec, compact=self.compact)
+        stops = self.vocabulary.eos_ids if stop_token_ids is None else frozenset(stop_token_ids)
+        return self.eager(GrammarRequest("-", key, None, stops)).result()
+
+    def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
+        """All-ones mask rows, int32, shape ``(max_num_seqs, ceil(vocab_size / 32))``."""
+        return torch.full((max_num_seqs, self.vocabulary.row_words), rows.ALL, dtype=torch.int32)
+
+    def destroy(self) -> None:
+        """End the worker; what has not started never starts."""
+        self.worker.close()

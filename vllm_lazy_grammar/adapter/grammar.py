@@ -1,0 +1,151 @@
+"""vLLM's view of one request's session.
+
+Invariants:
+- Nothing a session raises reaches the engine: the first fault is logged once, with the request's id, and ends that request alone, at the
+  next token it is offered. Until then its rows mask nothing.
+- A draft that is refused is no fault; a sampled token that is refused is ours, and the log line says what is needed to reproduce it.
+- When vLLM drops the grammar (finished, aborted, failed) one debug line tells what the gate did and the compile loses a holder.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+from vllm_lazy_grammar.core.rows import ALL
+from vllm_lazy_grammar.errors import LazyGrammarError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from vllm_lazy_grammar.adapter.backend import Hold
+    from vllm_lazy_grammar.core.session import Session
+    from vllm_lazy_grammar.core.trace import Trace
+
+logger = init_logger(__name__)
+
+FAULTS = (
+    LazyGrammarError, ArithmeticError, AssertionError, AttributeError, BufferError, LookupError, MemoryError, OSError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""Whatever a session or an engine below it may raise: one request's fault must not end the engine and all others with it."""
+
+
+class LazyGrammar(StructuredOutputGrammar):
+    """One request's grammar.
+
+    Args:
+        request_id: for log lines.
+        session: does the work.
+        hold: on the compile; released when this object goes.
+        rows_of: the numpy view of vLLM's shared mask tensor.
+    """
+
+    def __init__(self, request_id: str, session: Session, hold: Hold, rows_of: RowsOf) -> None:
+        self.request_id = request_id
+        self.session = session
+        self._rows_of = rows_of
+        self._failed = False
+        weakref.finalize(self, _finished, request_id, session.trace, hold).atexit = False
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:  # noqa: ARG002 -- vLLM's signature
+        """Advance by tokens that were sampled, or are being tried while masks are filled; false ends the request."""
+        if self._failed:
+            return False
+        try:
+            for token in tokens:
+                if not self.session.accept(token):
+                    self._refused(token)
+                    return False
+        except FAULTS as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _refused(self, token: int) -> None:
+        session = self.session
+        logger.warning(
+            "Request %s: token %d was offered at output token %d (%s) although its mask refuses it. Unless it was a draft this is a fault of "
+            "vllm-lazy-grammar: please report it with this line and the request's structured output and vllm_xargs.",
+            self.request_id,
+            token,
+            session.num_offered,
+            session.phase.value,
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = True
+        self.session.trace.error = f"{type(error).__name__}: {error}"
+        logger.error("Request %s is ended by its grammar: %s: %s", self.request_id, type(error).__name__, error)
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """The longest acceptable prefix of `tokens`; moves nothing."""
+        if self._failed:
+            return []
+        try:
+            return self.session.validate(tokens)
+        except FAULTS as error:
+            self._fail(error)
+            return []
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` accepted tokens."""
+        if not self._failed:
+            self.session.rollback(num_tokens)
+
+    def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        """Write the mask of the next position into row `batch_index`."""
+        row = self._rows_of(bitmask)[batch_index]
+        if not self._failed:
+            try:
+                self.session.fill(row)
+            except FAULTS as error:
+                self._fail(error)
+            else:
+                return
+        row.fill(ALL)
+
+    def forbid_end(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        """Where the turn may not end, clear the stop ids in a row that vLLM left free (inside reasoning)."""
+        if not self._failed and self.session.must_call:
+            self.session.mask_stops(self._rows_of(bitmask)[batch_index])
+
+    def is_terminated(self) -> bool:
+        """Whether a stop id was accepted where the turn may end."""
+        return self.session.is_terminated()
+
+    def reset(self) -> None:
+        """Back to the start."""
+        if not self._failed:
+            self.session.reset()
+
+
+class RowsOf:
+    """The numpy view of the mask tensor; made once per tensor, since vLLM reuses one for all steps."""
+
+    def __init__(self) -> None:
+        self._tensor: torch.Tensor | None = None
+        self._view: NDArray[np.int32]
+
+    def __call__(self, tensor: torch.Tensor) -> NDArray[np.int32]:
+        """The rows of `tensor`, sharing its memory."""
+        if tensor is not self._tensor:
+            self._tensor, self._view = tensor, tensor.numpy()
+        return self._view
+
+
+def _finished(request_id: str, trace: Trace, hold: Hold) -> None:
+    seconds, waited = hold.seconds, trace.joined_seconds
+    logger.debug(
+        "Request %s finished: %s; compile %s, %s",
+        request_id,
+        trace.describe(),
+        "not done" if seconds is None else f"{seconds * 1e3:.1f} ms",
+        f"the engine waited {waited * 1e3:.1f} ms for it" if waited else "nobody waited for it",
+    )
+    hold.release()

@@ -1,0 +1,196 @@
+"""Compiled grammars, each compiled once however many requests ask for it, and the rows of their first positions.
+
+Invariants:
+- One compile per key at a time; equal keys share it, `n=8` included.
+- A compile that nobody holds any more and that has not started never starts.
+- Grammars that nobody holds are kept up to a limit in bytes, the least recently used go first; a held one is never dropped.
+- One lock guards the table; compiling and filling rows happen outside it (inline workers apart, where there is one thread).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm_lazy_grammar.core.prewarm import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from vllm_lazy_grammar.core.matcher import CompiledGrammar, Engine, GrammarKey, Matcher, Row
+    from vllm_lazy_grammar.core.prewarm import Task, Worker
+    from vllm_lazy_grammar.core.rows import RowCache
+
+
+class Compile:
+    """One grammar on its way, or there; shared by the requests that hold it.
+
+    Attributes:
+        key: what is compiled.
+        seconds: how long the compile took; None until it is done.
+        path: the bytes that begin every sentence, as far as rows were prewarmed; None until known.
+        warmed: rows that were prewarmed.
+        asked: positions for which a row was wanted.
+    """
+
+    def __init__(self, key: GrammarKey, store: GrammarStore) -> None:
+        self.key = key
+        self.seconds: float | None = None
+        self.path: bytes | None = None
+        self.warmed = self.asked = 0
+        self.holders = 0
+        self._store = store
+        self.task: Task[CompiledGrammar]
+        self.rows_task: Task[int] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `result` returns, or raises, without waiting."""
+        return self.task.done()
+
+    @property
+    def future(self) -> Future[CompiledGrammar]:
+        """The compile as a future, for whoever waits outside the batch."""
+        return self.task.future
+
+    def result(self) -> CompiledGrammar:
+        """Join the compile, and nothing else. Raises what the compile raised."""
+        return self.task.result()
+
+    @property
+    def prewarmed(self) -> bool:
+        """Whether rows of its first positions are made ahead at all."""
+        return self._store.top_k > 0
+
+    @property
+    def prewarm_finished(self) -> bool:
+        """Whether every row that was wanted is warm; does not join."""
+        return self.ready and (self.rows_task is None or self.rows_task.done())
+
+    def join_rows(self) -> int:
+        """Join compile and rows; how many rows were warmed."""
+        self.result()
+        return 0 if self.rows_task is None else self.rows_task.result()
+
+    def release(self) -> None:
+        """One request fewer holds it."""
+        self._store.release(self)
+
+
+class GrammarStore:
+    """All grammars of one engine.
+
+    Args:
+        engine: compiles.
+        worker: where.
+        rows: shared cache that the prewarmed rows go to, under ``(key, bytes so far)``.
+        row_words: words of a mask row.
+        limit_bytes: bound of what is kept for later requests.
+        top_k: at most so many rows are prewarmed per grammar; 0 turns it off.
+        on_warm: called with a `Compile` once everything of it is warm.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what is shared by all requests meets here once
+        self,
+        engine: Engine,
+        worker: Worker,
+        rows: RowCache,
+        row_words: int,
+        *,
+        limit_bytes: int,
+        top_k: int,
+        on_warm: Callable[[Compile], None] | None = None,
+    ) -> None:
+        self._engine, self._worker, self.rows, self._row_words = engine, worker, rows, row_words
+        self._limit, self.top_k, self._on_warm = limit_bytes, top_k, on_warm
+        self._lock = threading.RLock()  # cancelling calls back into `_forget`
+        self._table: OrderedDict[GrammarKey, Compile] = OrderedDict()
+
+    def get(self, key: GrammarKey) -> Compile:
+        """Hold the compile of `key`, which starts now if it has not; pair with `Compile.release`."""
+        with self._lock:
+            found = self._table.get(key)
+            if found is not None:
+                found.holders += 1
+                self._table.move_to_end(key)
+                return found
+            compile_ = self._table[key] = Compile(key, self)
+            compile_.holders = 1
+            # Under the lock, so that nobody finds it without its task; inline workers run it here, and nobody else is there then.
+            compile_.task = self._worker.submit(lambda: self._timed(compile_))
+        compile_.future.add_done_callback(lambda future: self._compiled(compile_, future))
+        return compile_
+
+    def _timed(self, compile_: Compile) -> CompiledGrammar:
+        begin = time.perf_counter()
+        try:
+            return self._engine.compile(compile_.key)
+        finally:
+            compile_.seconds = time.perf_counter() - begin
+
+    def _compiled(self, compile_: Compile, future: Future[CompiledGrammar]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            self._forget(compile_)
+        elif self.top_k:
+            compile_.rows_task = self._worker.submit(lambda: self._warm(compile_, future.result()), ROWS)
+        self._evict()
+
+    def _warm(self, compile_: Compile, grammar: CompiledGrammar) -> int:
+        costs: list[tuple[float, bytes, Row]] = []
+        path, matcher = b"", grammar.matcher()
+        while len(costs) < self.top_k:
+            row = np.empty(self._row_words, np.int32)
+            begin = time.perf_counter()
+            matcher.fill(row)
+            costs.append((time.perf_counter() - begin, path, row))
+            step = self._certain_byte(matcher)
+            if not step or not matcher.accept_bytes(step):
+                break
+            path += step
+        costs.sort(key=lambda cost: -cost[0])
+        for _, prefix, row in costs:
+            self.rows.put((compile_.key, prefix), row)
+        compile_.path, compile_.asked = path, len(costs)
+        compile_.warmed = len(costs)
+        if self._on_warm is not None:
+            self._on_warm(compile_)
+        return len(costs)
+
+    @staticmethod
+    def _certain_byte(matcher: Matcher) -> bytes:
+        return b"" if matcher.is_completed() else matcher.certain()[:1]
+
+    def release(self, compile_: Compile) -> None:
+        """One holder fewer; what nobody holds is cancelled where it has not started, else kept while there is room."""
+        with self._lock:
+            compile_.holders -= 1
+            if not compile_.holders and not compile_.ready:
+                compile_.task.cancel()
+        self._evict()
+
+    @staticmethod
+    def _failed(compile_: Compile) -> bool:
+        return compile_.ready and (compile_.future.cancelled() or compile_.future.exception() is not None)
+
+    def _forget(self, compile_: Compile) -> None:
+        with self._lock:
+            if self._table.get(compile_.key) is compile_:
+                del self._table[compile_.key]
+
+    def _evict(self) -> None:
+        with self._lock:
+            idle = [c for c in self._table.values() if not c.holders and c.ready and not self._failed(c)]
+            total = sum(c.result().nbytes for c in idle)
+            for compile_ in idle:
+                if total <= self._limit:
+                    break
+                total -= compile_.result().nbytes
+                del self._table[compile_.key]
+
+    def __len__(self) -> int:
+        return len(self._table)

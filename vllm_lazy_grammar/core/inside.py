@@ -1,0 +1,174 @@
+"""Inside a grammar: how a matcher takes one token, and which tokens its row allows once our rules are laid over it.
+
+Invariants:
+- A whole token goes to the matcher by its id; a fragment, and a control token that the grammar spells, by bytes. Each is one matcher step.
+- What `take` refuses, the row masks, and the other way round; both leave the position they were given as it was.
+- Stop ids are never text: their bits are cleared here, and set by the session where the turn may end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm_lazy_grammar.core.blanks import START, STRING, advance
+from vllm_lazy_grammar.core.journal import Phase, Position
+from vllm_lazy_grammar.core.rows import IdSet
+
+if TYPE_CHECKING:
+    from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode
+    from vllm_lazy_grammar.core.compiles import Compile
+    from vllm_lazy_grammar.core.control import ControlTokens
+    from vllm_lazy_grammar.core.gate import Fed
+    from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.core.rows import RowCache
+    from vllm_lazy_grammar.core.vocabulary import Vocabulary
+
+_TRAIL_LIMIT = 512
+"""Bytes after which no prewarmed row is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blanks:
+    """The bound on whitespace runs, and what kind of text it is counted in."""
+
+    bound: BlankBound
+    mode: BlankMode
+
+
+class Inside:
+    """What one request's grammar takes and allows.
+
+    Args:
+        vocabulary: the model's.
+        compile_: the grammar, compiled or on its way.
+        control: its control tokens.
+        blanks: the whitespace bound; None where the grammar is not JSON.
+        stop_ids: ids that end the turn.
+        rows: the shared cache of prewarmed rows.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 -- what one request's masks depend on
+        self,
+        vocabulary: Vocabulary,
+        compile_: Compile,
+        control: ControlTokens,
+        blanks: Blanks | None,
+        stop_ids: frozenset[int],
+        rows: RowCache,
+    ) -> None:
+        self.vocabulary, self.control, self.stop_ids = vocabulary, control, stop_ids
+        self._compile, self._blanks, self._rows = compile_, blanks, rows
+        named = control.ids - vocabulary.special_ids
+        self._never = IdSet(named | stop_ids, vocabulary.size)
+        self._single = {t: IdSet([t], vocabulary.size) for t in control.spelled}
+        self._first_trail = b"" if compile_.prewarmed else None
+
+    def start(self, before: Position) -> Position:
+        """The position at the grammar's start; waits for its compile. `before` says what came earlier."""
+        matcher = self._compile.result().matcher()
+        return Position(
+            Phase.INSIDE,
+            matcher,
+            steps=0,
+            blanks=START,
+            history=before.history,
+            activations=before.activations,
+            trail=self._first_trail,
+            events=before.events,
+        )
+
+    def take(self, at: Position, token: int) -> Position | None:
+        """The position behind one whole token, the matcher advanced; None, and nothing moved, where the grammar refuses it."""
+        if token in self.control.ids:
+            return self._take_control(at, token)
+        matcher, blanks = at.matcher, at.blanks
+        if self._blanks is not None:
+            state = self._blanks.bound.step(blanks, token, self._blanks.mode, matcher)
+            if state is None:
+                return None
+            blanks = state
+        if not matcher.accept(token):
+            return None
+        trail = at.trail if at.trail is None else self._trail(at.trail + self.vocabulary.piece(token))
+        return Position(
+            at.phase, matcher, at.steps + 1, blanks, at.history, at.activations, at.counted, (), trail, at.events
+        )
+
+    def _take_control(self, at: Position, token: int) -> Position | None:
+        if not self.control.allows(token, at.matcher, in_string=at.blanks.lexer == STRING):
+            return None
+        return self._take_bytes(at, self.vocabulary.piece(token))
+
+    def _take_bytes(self, at: Position, data: bytes) -> Position | None:
+        if not data:
+            return at
+        if not at.matcher.accept_bytes(data):
+            return None
+        blanks = at.blanks if self._blanks is None else advance(at.blanks, data)
+        trail = at.trail if at.trail is None else self._trail(at.trail + data)
+        return at._replace(steps=at.steps + 1, blanks=blanks, trail=trail)
+
+    def take_fed(self, at: Position, fed: Fed) -> Position | None:
+        """The position behind one part of a replay: a whole token by id, a fragment by its bytes, nothing for no bytes."""
+        return self.take(at, fed.token) if fed.whole and fed.data else self._take_bytes(at, fed.data)
+
+    def _trail(self, trail: bytes) -> bytes | None:
+        path = self._compile.path
+        followed = len(trail) <= _TRAIL_LIMIT if path is None else path.startswith(trail)
+        return trail if followed else None
+
+    def fill(self, at: Position, row: Row) -> bool:
+        """The grammar's row without stop ids. Returns whether it masks anything."""
+        if not self._copy_prewarmed(at, row) and not at.matcher.fill(row) and not len(self._never):
+            return False
+        if self._blanks is not None:
+            mask = self._blanks.bound.row(at.blanks, row, self._blanks.mode, at.matcher)
+            if mask is not None:
+                np.bitwise_and(row, mask, out=row)
+        if len(self._never):
+            self._never.mask(row)
+        if self.control.spelled:
+            self._allow_spelled(at, row)
+        return True
+
+    def _copy_prewarmed(self, at: Position, row: Row) -> bool:
+        return at.trail is not None and self._rows.get((self._compile.key, at.trail), row)
+
+    def _allow_spelled(self, at: Position, row: Row) -> None:
+        """Set the control tokens that literals take here; one that is a stop id only where it completes the grammar."""
+        allowed = self.control.allowed(at.matcher, in_string=at.blanks.lexer == STRING)
+        for token in allowed:
+            if token not in self.stop_ids or self._completes(at, token):
+                self._single[token].allow(row)
+
+    def _completes(self, at: Position, token: int) -> bool:
+        at.matcher.accept_bytes(self.vocabulary.piece(token))
+        complete = at.matcher.is_completed()
+        at.matcher.rollback(1)
+        return complete
+
+    def ends_with(self, at: Position, token: int) -> Position | None:
+        """The position behind a stop id that is the grammar's own end marker; None, and nothing moved, where it is not."""
+        if token not in self.control.spelled:
+            return None
+        after = self._take_control(at, token)
+        if after is not None and not after.matcher.is_completed():
+            after.matcher.rollback(1)
+            return None
+        return after
+
+    def is_finished(self, at: Position) -> bool:
+        """Whether the grammar is complete and takes nothing more."""
+        if not at.matcher.is_completed():
+            return False
+        row = np.empty(self.vocabulary.row_words, np.int32)
+        return self.fill(at, row) and not row.any()
+
+
+def make_free(row: Row) -> bool:
+    """Write the row that masks nothing; returns false, as `fill` does for it."""
+    row.fill(-1)
+    return False

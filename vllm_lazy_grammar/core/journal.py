@@ -1,0 +1,95 @@
+"""What each offered token cost, so that any number of offered tokens can be taken back exactly.
+
+Invariants:
+- One entry per offered (accepted) token, whatever it cost the matcher or the gate; undo counts tokens, never matcher steps.
+- A position is immutable: taking tokens back is putting an older position in its place, so nothing of the newer one survives.
+- A position that did not change is stored by reference: a hundred thousand free tokens cost eight bytes and a code each.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from vllm_lazy_grammar.core.blanks import BlankState
+    from vllm_lazy_grammar.core.matcher import Matcher
+
+
+class Phase(enum.Enum):
+    """What a session is doing; "may end" and "finished" are `INSIDE` with a complete matcher."""
+
+    AWAITING = "awaiting"
+    PENDING = "pending"
+    INSIDE = "inside"
+    TERMINATED = "terminated"
+
+
+class GateMoves(enum.IntFlag):
+    """What one offered token did to the gate, in this order."""
+
+    NONE = 0
+    REARMED_BEFORE = 1
+    OBSERVED = 2
+    REARMED_AFTER = 4
+
+
+class Position(NamedTuple):
+    """Everything that moves in a session, but the gate.
+
+    Attributes:
+        phase: see `Phase`.
+        matcher: the matcher of this activation; `NO_MATCHER` while awaiting or pending.
+        steps: how many steps of that matcher belong to this position.
+        blanks: where the text stands between JSON elements.
+        history: matcher steps of earlier activations.
+        activations: how often the grammar was completed and then left, or completed in this activation.
+        counted: whether this activation is in `activations` already.
+        pending: the tokens since the trigger fired, the firing one included, while the grammar compiles.
+        trail: the bytes fed to the matcher while rows for them may be prewarmed; None beyond.
+        events: how many of the trace's events belong to this position.
+    """
+
+    phase: Phase
+    matcher: Matcher
+    steps: int
+    blanks: BlankState
+    history: int = 0
+    activations: int = 0
+    counted: bool = False
+    pending: tuple[int, ...] = ()
+    trail: bytes | None = None
+    events: int = 0
+
+
+class Journal:
+    """Positions before each offered token, and what the token did to the gate."""
+
+    def __init__(self) -> None:
+        self._positions: list[Position] = []
+        self._moves = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def record(self, before: Position, moves: GateMoves | int) -> None:
+        """One offered token: where the session stood before it, and what it did to the gate."""
+        self._positions.append(before)
+        self._moves.append(moves)
+
+    def undo(self) -> tuple[Position, GateMoves]:
+        """Take back the last entry: the position before it, and the gate's moves to take back, last first."""
+        return self._positions.pop(), GateMoves(self._moves.pop())
+
+    def fork(self, forked: dict[int, Matcher]) -> Journal:
+        """A copy whose matchers are those of `forked` (by the id of the original)."""
+        twin = Journal()
+        twin._positions = [
+            p._replace(matcher=forked[id(p.matcher)]) for p in self._positions
+        ]
+        twin._moves = bytearray(self._moves)
+        return twin
+
+    def matchers(self) -> list[Matcher]:
+        """The distinct matchers that the entries refer to."""
+        return list({id(p.matcher): p.matcher for p in self._positions}.values())

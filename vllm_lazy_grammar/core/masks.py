@@ -1,0 +1,63 @@
+"""Which row a position has: free, held by the grammar, or leaving it.
+
+Invariants:
+- Stop ids are set here and nowhere else: where the turn may end, and only there.
+- A row that masks anything masks padding; a row that masks nothing is reported so and its content is the caller's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm_lazy_grammar.core.rows import IdSet
+
+if TYPE_CHECKING:
+    from vllm_lazy_grammar.core.awaiting import AwaitingRows
+    from vllm_lazy_grammar.core.gate import Gate
+    from vllm_lazy_grammar.core.inside import Inside
+    from vllm_lazy_grammar.core.journal import Position
+    from vllm_lazy_grammar.core.matcher import Row
+
+
+class Masks:
+    """Makes the rows of one request.
+
+    Args:
+        inside: what the grammar allows.
+        awaiting: what is masked while no trigger has fired; None for an eager request.
+    """
+
+    def __init__(self, inside: Inside, awaiting: AwaitingRows | None) -> None:
+        self._inside, self._awaiting = inside, awaiting
+        self._stops = IdSet(inside.stop_ids, inside.vocabulary.size)
+
+    def held(self, at: Position, row: Row) -> bool:
+        """Inside the grammar: its tokens, and the stop ids where it may end. Returns whether anything is masked."""
+        masks = self._inside.fill(at, row)
+        if at.matcher.is_completed():
+            self._stops.allow(row)
+        return masks
+
+    def free(self, gate: Gate, row: Row, *, must_call: bool) -> bool:
+        """While awaiting: everything, but refused tails, and but the stop ids where a call is owed; or only the way into a trigger."""
+        assert self._awaiting is not None  # noqa: S101 -- only a lazy session is ever awaiting
+        return self._awaiting.fill(gate, row, must_call=must_call)
+
+    def leaving(self, gate: Gate, at: Position, row: Row) -> bool:
+        """Complete, and to be armed again by whatever the grammar does not take: its tokens, and those that are free after it."""
+        gate.rearm()
+        try:
+            masks = self.free(gate, row, must_call=False)
+        finally:
+            gate.undo_rearm()
+        if masks:
+            taken = np.empty_like(row)
+            self._inside.fill(at, taken)
+            np.bitwise_or(row, taken, out=row)
+        return masks
+
+    def mask_stops(self, row: Row) -> None:
+        """Clear the stop ids."""
+        self._stops.mask(row)

@@ -1,0 +1,148 @@
+"""The worker: compiles and rows that a request will need, while its prompt is still being read.
+
+Guarantees of a `Worker`:
+- A task runs at most once, in the order of its priority, then of its submission; a cancelled task that has not started never starts.
+- Whoever waits for a task waits for that task only, and gets its error as itself; nobody else does.
+- No lock is held while a task runs. Threads start with the first task, and again in a forked child: a child has none of its parent's.
+The race avoided: `cancel` and the start of a task are decided under one lock, so a task is either cancelled or run, never both.
+
+Invariants:
+- With `threads=0` the same work runs inline, in `submit`.
+- Work is done on objects of its own (compiled grammars, fresh matchers), never on a live session's.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import threading
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
+
+COMPILE, ROWS = 0, 1
+"""Priorities: somebody may wait for a compile; rows only save time."""
+
+
+class Task(Generic[T]):
+    """A piece of work and its result."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+        self.future: Future[T] = Future()
+
+    def done(self) -> bool:
+        """Whether it has run, failed or been cancelled."""
+        return self.future.done()
+
+    def result(self) -> T:
+        """Wait for it; raises its own error, or CancelledError."""
+        return self.future.result()
+
+    def cancel(self) -> bool:
+        """True where it will never run; false where it has started or is done."""
+        cancelled = self.future.cancel()
+        if cancelled:
+            self._work = None
+        return cancelled
+
+    def run(self) -> None:
+        """Run it here and now, unless it was cancelled."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        work, self._work = self._work, None
+        assert work is not None  # noqa: S101 -- only `cancel` clears it, and that was decided above
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 -- the error belongs to whoever waits, as itself
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class Worker:
+    """Daemon threads over one queue.
+
+    Args:
+        threads: how many; 0 runs every task inline.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+        self._count = itertools.count()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._pid = os.getpid()
+        self._ready = threading.Condition()
+        self._queue: list[tuple[int, int, Task[object]]] = []
+        self._started: list[threading.Thread] = []
+        self._held = self._closed = False
+
+    def submit(self, work: Callable[[], T], priority: int = COMPILE) -> Task[T]:
+        """Queue `work`; inline it has run when this returns."""
+        task = Task(work)
+        if not self._threads:
+            task.run()
+            return task
+        if self._pid != os.getpid():
+            self._start_over()
+        with self._ready:
+            heapq.heappush(self._queue, (priority, next(self._count), task))  # type: ignore[arg-type] # a queue of any results
+            self._ready.notify()
+            missing = 0 if self._started else self._threads
+        if missing:
+            self._start(missing)
+        return task
+
+    def _start(self, count: int) -> None:
+        new = [threading.Thread(target=self._loop, name=f"lazy-grammar-{i}", daemon=True) for i in range(count)]
+        with self._ready:
+            if self._started:
+                return
+            self._started = new
+        for thread in new:
+            thread.start()
+
+    def _loop(self) -> None:
+        while (task := self._next()) is not None:
+            task.run()
+            del task
+
+    def _next(self) -> Task[object] | None:
+        with self._ready:
+            while self._held or not self._queue:
+                if self._closed and not self._queue:
+                    return None
+                self._ready.wait()
+            return heapq.heappop(self._queue)[2]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the queue: nothing that has not started starts inside the block. For tests of ordering."""
+        with self._ready:
+            self._held = True
+        try:
+            yield
+        finally:
+            with self._ready:
+                self._held = False
+                self._ready.notify_all()
+
+    def close(self) -> None:
+        """Cancel what has not started and end the threads once they are idle."""
+        with self._ready:
+            for _, _, task in self._queue:
+                task.cancel()
+            self._queue.clear()
+            self._held, self._closed = False, True
+            self._ready.notify_all()
+            started = self._started
+        for thread in started:
+            thread.join()

@@ -1,0 +1,241 @@
+"""One request's grammar, as an engine uses it: accept, fill, validate, roll back.
+
+How the position moves stands in `walk`, what a row holds in `masks`; here they meet.
+
+Invariants:
+- Whatever moves the position drops the cached row first; a row is a function of the position alone.
+- `rollback` counts offered tokens. After it the session is the one that never saw them, gate included.
+- A refused token, and an id outside the vocabulary, change nothing.
+- Only `fill`, `completion`, `stop_legal` and what reads a row join a compile; `accept` never does.
+- A session is used by one thread at a time; what it shares with others is immutable or has its own lock.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm_lazy_grammar.core.journal import Phase
+from vllm_lazy_grammar.core.masks import Masks
+from vllm_lazy_grammar.core.rows import ALL, RowSlot, apply_row, is_allowed, only_allowed
+from vllm_lazy_grammar.core.walk import Walk
+from vllm_lazy_grammar.errors import LazyGrammarError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from vllm_lazy_grammar.core.awaiting import AwaitingRows
+    from vllm_lazy_grammar.core.compiles import Compile
+    from vllm_lazy_grammar.core.gate import Gate
+    from vllm_lazy_grammar.core.inside import Inside
+    from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.core.trace import Trace
+    from vllm_lazy_grammar.core.triggers import TriggerSpec
+
+
+class Session:
+    """The grammar of one request.
+
+    Args:
+        inside: what the grammar takes and allows.
+        compile_: the grammar on its way.
+        spec: the options of a lazy request; None for an eager one.
+        gate: watches for triggers; None for an eager request.
+        awaiting: makes the rows while awaiting; None for an eager request.
+    """
+
+    def __init__(
+        self,
+        inside: Inside,
+        compile_: Compile,
+        spec: TriggerSpec | None = None,
+        gate: Gate | None = None,
+        awaiting: AwaitingRows | None = None,
+    ) -> None:
+        self._inside, self._compile = inside, compile_
+        self._size, self._row_words = inside.vocabulary.size, inside.vocabulary.row_words
+        self._stops = inside.stop_ids
+        self._walk = Walk(inside, compile_, spec, gate)
+        self._masks = Masks(inside, awaiting)
+        self._slot = RowSlot()
+
+    @property
+    def trace(self) -> Trace:
+        """What the gate did and what the rows cost."""
+        return self._walk.trace
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    def accept(self, token: int) -> bool:
+        """Advance by one offered token; true where it was accepted. A refused token, and an id outside the vocabulary, change nothing.
+
+        Raises:
+            PatternTimeoutError: a trigger pattern ran too long; nothing changed.
+            ReplayRefusedError: a trigger fired, the grammar refuses what follows, and `on_reject` is ``error``; nothing changed.
+            GrammarError: the trigger fired and the grammar can not be compiled; nothing changed.
+        """
+        self._slot.drop()
+        return 0 <= token < self._size and self._walk.accept(token)
+
+    def rollback(self, n: int) -> None:
+        """Take back the last `n` offered tokens; `n == 0` only drops the row.
+
+        Raises:
+            ValueError: `n` is negative or more than were offered; nothing changed.
+        """
+        if not 0 <= n <= len(self._walk):
+            raise ValueError(f"rollback of {n} tokens, but {len(self._walk)} were offered")
+        self._slot.drop()
+        self._walk.undo(n)
+
+    def reset(self) -> None:
+        """Back to the start, gate included."""
+        self.rollback(len(self._walk))
+
+    def validate(self, tokens: Sequence[int]) -> list[int]:
+        """The longest prefix of `tokens` that would be accepted; moves nothing.
+
+        Nothing behind a token that ends the turn, or that fires while the grammar still compiles; a stop id that is masked is refused.
+        """
+        if self._compile.ready:
+            self._walk.settle()
+        kept: list[int] = []
+        for token in tokens:
+            if self._walk.at.phase in (Phase.PENDING, Phase.TERMINATED) or not self._offered(token):
+                break
+            kept.append(token)
+        self.rollback(len(kept))
+        return kept
+
+    def _offered(self, token: int) -> bool:
+        """Accept a draft. One that would end the request with an error is refused instead: nobody has sampled it."""
+        if token in self._stops and not self._walk.ends(token):
+            return False
+        try:
+            return self.accept(token)
+        except LazyGrammarError:
+            return False
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def fill(self, row: Row) -> bool:
+        """Write the mask of the next position; a second call at the same position copies.
+
+        Args:
+            row: ``ceil(vocab_size / 32)`` int32 words, all written.
+
+        Returns:
+            Whether anything is masked; on false the row is -1 throughout.
+        """
+        kept = self._slot.copy_to(row)
+        if kept is not None:
+            return kept
+        self._join()
+        begin = time.perf_counter()
+        masks = self._fill(row)
+        if not masks:
+            row.fill(ALL)
+        self._slot.keep(row, masks=masks)
+        self.trace.fill_seconds += time.perf_counter() - begin
+        return masks
+
+    def _fill(self, row: Row) -> bool:
+        walk = self._walk
+        if walk.at.phase is Phase.TERMINATED:
+            return False
+        if walk.at.phase is Phase.AWAITING:
+            return self._masks.free(walk.gate, row, must_call=walk.must_call)
+        if walk.may_leave:
+            return self._masks.leaving(walk.gate, walk.at, row)
+        return self._masks.held(walk.at, row)
+
+    def _join(self) -> None:
+        """Wait for the compile where a fired trigger needs it, and settle."""
+        if self._walk.at.phase is not Phase.PENDING:
+            return
+        begin = time.perf_counter()
+        waits = not self._compile.ready
+        try:
+            self._walk.settle()
+        finally:
+            if waits:
+                self.trace.joined_seconds += time.perf_counter() - begin
+
+    def _row(self) -> Row:
+        row = np.empty(self._row_words, np.int32)
+        self.fill(row)
+        return row
+
+    def is_allowed(self, token: int) -> bool:
+        """Whether the position's row allows this id; false for ids beyond it."""
+        return is_allowed(self._row(), token, self._size)
+
+    def forced_token(self) -> int | None:
+        """The single legal id, where there is exactly one and a grammar holds; reads the position's row."""
+        if self._walk.at.phase is not Phase.INSIDE:
+            return None
+        row = self._row()
+        begin = time.perf_counter()
+        token = only_allowed(row, self._size)
+        self.trace.forced_seconds += time.perf_counter() - begin
+        return token
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """Write ``-inf`` where the row masks, over the first ``min(len(logits), vocab_size)`` entries; all else stays as it is."""
+        apply_row(logits, self._row(), self._size)
+
+    def mask_stops(self, row: Row) -> None:
+        """Clear the stop ids in a row that is somebody else's otherwise."""
+        self._masks.mask_stops(row)
+
+    # -- where it stands ---------------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """What it is doing; does not join."""
+        return self._walk.at.phase
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the turn may not end because no trigger has fired yet and one must; does not join."""
+        return self._walk.must_call
+
+    @property
+    def buffer(self) -> bytes:
+        """The text observed since the gate opened its eyes; empty for an eager request and once fired."""
+        return b"" if self.trace.eager else self._walk.gate.buffer
+
+    @property
+    def num_offered(self) -> int:
+        """Tokens offered and not taken back."""
+        return len(self._walk)
+
+    @property
+    def num_history_steps(self) -> int:
+        """Matcher steps so far, those of earlier activations included."""
+        return self._walk.at.history + self._walk.at.steps
+
+    def is_terminated(self) -> bool:
+        """Whether a stop id was accepted where the turn may end."""
+        return self._walk.at.phase is Phase.TERMINATED
+
+    def stop_legal(self) -> bool:
+        """Whether the turn may end here; joins a compile that a fired trigger waits for."""
+        self._join()
+        return not self._stops or self._walk.may_end
+
+    def blocks_stop(self) -> bool:
+        """Whether the grammar keeps the turn from ending here."""
+        return not self.is_terminated() and not self.stop_legal()
+
+    def fork(self) -> Session:
+        """An independent session at the same position, with the same history."""
+        twin = copy.copy(self)
+        twin._walk = self._walk.fork()  # noqa: SLF001 -- our own twin
+        twin._slot = RowSlot()  # noqa: SLF001 -- our own twin
+        return twin

@@ -1,0 +1,60 @@
+"""What the gate of one request did, for the one line that tells an operator why a trigger fired or did not.
+
+Invariants:
+- Events that were taken back are not told: the list is cut where a rollback cuts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from vllm_lazy_grammar.core.triggers import Trigger
+
+
+class Event(NamedTuple):
+    """Something the gate did at one output token (counted from 0)."""
+
+    kind: Literal["fired", "refused", "rearmed"]
+    token: int
+    trigger: Trigger | None
+
+
+@dataclass(slots=True)
+class Trace:
+    """One request's events and what its masks cost.
+
+    Attributes:
+        eager: no trigger was asked for.
+        events: what happened, in order.
+        joined_seconds: time the engine's step waited for the compile.
+        fill_seconds: time spent making rows; a copied row adds nothing.
+        forced_seconds: time spent looking for forced tokens; nothing where the row was there.
+        error: why the request was ended by us, if it was.
+    """
+
+    eager: bool
+    events: list[Event] = field(default_factory=list)
+    joined_seconds: float = 0.0
+    fill_seconds: float = 0.0
+    forced_seconds: float = 0.0
+    error: str | None = None
+
+    def describe(self) -> str:
+        """The gate's story in one line."""
+        if self.error is not None:
+            return f"ended: {self.error}"
+        if self.eager:
+            return "eager"
+        return "; ".join(map(_told, self.events)) or "never fired"
+
+
+def _told(event: Event) -> str:
+    match event.kind:
+        case "fired":
+            return f"fired at token {event.token} by {event.trigger}"
+        case "refused":
+            return f"disarmed at token {event.token}: the grammar refuses what follows {event.trigger}"
+        case _:
+            return f"re-armed at token {event.token}"
