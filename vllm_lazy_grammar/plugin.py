@@ -14,6 +14,7 @@ from typing import Any
 
 from vllm_lazy_grammar._seams import (
     AbstractMethods,
+    Accepts,
     Check,
     Exists,
     LooksUp,
@@ -37,6 +38,13 @@ _ARGS = "vllm.engine.arg_utils"
 _CORE = "vllm.v1.engine.core"
 _MANAGER = "vllm.v1.structured_output"
 _TYPES = "vllm.v1.structured_output.backend_types"
+_PARAMS = "vllm.sampling_params"
+_INPUT = "vllm.v1.engine.input_processor"
+_ASYNC = "vllm.v1.engine.async_llm"
+_OFFLINE_BEAMS = "vllm.entrypoints.generate.beam_search.offline"
+_CHAT = "vllm.entrypoints.openai.chat_completion"
+_COMPLETION = "vllm.entrypoints.openai.completion"
+_RESPONSES = "vllm.entrypoints.openai.responses"
 
 _GRAMMAR_METHODS = frozenset({"accept_tokens", "validate_tokens", "rollback", "fill_bitmask", "is_terminated", "reset"})
 _BACKEND_METHODS = frozenset({"compile_grammar", "allocate_token_bitmask", "destroy"})
@@ -61,7 +69,7 @@ def facts() -> list[str]:
 @functools.cache
 def table() -> Table:
     """The one table of this process."""
-    seams = (*_engine(), *_config(), *_command_line())
+    seams = (*_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_refusals())
     return Table(seams, version=_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
 
@@ -176,5 +184,133 @@ def _command_line() -> list[Seam]:
                 LooksUp(add_async, "load_general_plugins"),
             ),
             **shared,
+        ),
+    ]
+
+
+def _start() -> list[Seam]:
+    from vllm_lazy_grammar.adapter import frontend, refusals
+
+    create = Target(_ARGS, "EngineArgs.create_engine_config")
+    init = Target(_INPUT, "InputProcessor.__init__")
+    return [
+        Seam(
+            create,
+            refusals.creating_config,
+            why="a start that could not be served as asked is refused",
+            until="vLLM lets plugins validate the configuration",
+            checks=(
+                Exists(Target("vllm.config.vllm", "VllmConfig.__dataclass_fields__[additional_config]")),
+                LooksUp(Target("vllm.entrypoints.launchers.api_server.entry", _ENTRY), "create_engine_config"),
+                LooksUp(Target("vllm.v1.engine.llm_engine", "LLMEngine.from_engine_args"), "create_engine_config"),
+            ),
+        ),
+        Seam(
+            init,
+            frontend.starting,
+            why="the checks of requests need the settings, and are given the model's configuration only",
+            until="vLLM hands its engine configuration to a backend's validation",
+            checks=(
+                Parameters(init, ("self", "vllm_config")),
+                LooksUp(Target(_ASYNC, "AsyncLLM.__init__"), "InputProcessor"),
+                LooksUp(Target("vllm.v1.engine.llm_engine", "LLMEngine.__init__"), "InputProcessor"),
+                LooksUp(init, "generation_config_fields"),
+            ),
+        ),
+    ]
+
+
+_ENTRY = "build_async_engine_client_from_engine_args"
+
+
+def _requests() -> list[Seam]:
+    from vllm_lazy_grammar.adapter import frontend
+
+    validate = Target(_PARAMS, "SamplingParams._validate_structured_outputs")
+    process = Target(_INPUT, "InputProcessor.process_inputs")
+    add = Target(_ASYNC, "AsyncLLM.add_request")
+    key = Target("vllm.v1.structured_output.request", "get_structured_output_key")
+    until = "vLLM has a registry of structured output backends, validation included"
+    return [
+        Seam(
+            validate,
+            frontend.validating,
+            why="what can not be served is refused before the engine sees it",
+            until=until,
+            checks=(
+                Parameters(validate, ("self", "model_config", "structured_outputs_config", "tokenizer")),
+                LooksUp(Target(_PARAMS, "SamplingParams.verify"), "_validate_structured_outputs"),
+                LooksUp(Target(_INPUT, "InputProcessor._validate_params"), "verify"),
+                LooksUp(validate, "_backend_was_auto"),
+                LooksUp(validate, "validate_xgrammar_grammar"),
+                Parameters(key, ("params",)),
+            ),
+        ),
+        Seam(
+            process,
+            frontend.processing,
+            why="a grammar in a streaming-input session is refused",
+            until="streaming-input sessions keep a grammar over their chunks",
+            checks=(
+                Accepts(process, "params"),
+                Accepts(process, "resumable"),
+                LooksUp(process, "_validate_params"),
+                LooksUp(Target(_ASYNC, "AsyncLLM._add_streaming_input_request"), "process_inputs"),
+            ),
+        ),
+        Seam(
+            add,
+            frontend.adding,
+            why="checking a large schema must not hold the server's event loop",
+            until=until,
+            checks=(
+                Parameters(add, ("self", "request_id", "prompt", "params")),
+                LooksUp(Target(_ASYNC, "AsyncLLM.generate"), "add_request"),
+                LooksUp(add, "input_processor"),
+            ),
+        ),
+    ]
+
+
+def _refusals() -> list[Seam]:
+    from vllm_lazy_grammar.adapter import refusals
+
+    def sampling(package: str, request: str, serving: str) -> Seam:
+        target = Target(f"{package}.protocol", f"{request}.to_sampling_params")
+        return Seam(
+            target,
+            refusals.sampling,
+            why="llama.cpp's fields are refused, not ignored",
+            until="vLLM refuses fields that it does not know",
+            checks=(LooksUp(Target(f"{package}.serving", serving), "to_sampling_params"),),
+        )
+
+    def beams(package: str, request: str, serving: str) -> Seam:
+        target = Target(f"{package}.protocol", f"{request}.to_beam_search_params")
+        return Seam(
+            target,
+            refusals.beam_request,
+            why="beam search with a grammar is refused, not ignored",
+            until="vLLM's beam search obeys grammars, or refuses them",
+            checks=(
+                LooksUp(Target(f"{package}.serving", serving), "to_beam_search_params"),
+                Exists(Target(f"{package}.protocol", f"{request}.extract_structured_outputs")),
+                Exists(Target(f"{package}.protocol", f"{request}.__pydantic_fields__[vllm_xargs]")),
+            ),
+        )
+
+    offline = Target(_OFFLINE_BEAMS, "BeamSearchOfflineMixin.beam_search")
+    return [
+        sampling(_CHAT, "ChatCompletionRequest", "OpenAIServingChat._create_chat_completion"),
+        sampling(_COMPLETION, "CompletionRequest", "OpenAIServingCompletion._create_completion"),
+        sampling(_RESPONSES, "ResponsesRequest", "OpenAIServingResponses._create_responses"),
+        beams(_CHAT, "ChatCompletionRequest", "OpenAIServingChat._create_chat_completion"),
+        beams(_COMPLETION, "CompletionRequest", "OpenAIServingCompletion._create_completion"),
+        Seam(
+            offline,
+            refusals.beam_search,
+            why="beam search with a lazy grammar is refused",
+            until="vLLM's beam search asks the configured backend",
+            checks=(Parameters(offline, ("self", "prompts", "params")), LooksUp(offline, "llm_engine")),
         ),
     ]

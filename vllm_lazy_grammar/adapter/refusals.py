@@ -1,0 +1,98 @@
+"""What is refused although vLLM would take it and silently do something else.
+
+Invariants:
+- Nothing is refused while no engine of this process serves lazy grammars.
+- A refusal of a request is a client's error (status 400) that names the field; a refusal of a start is a SettingsError.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import vllm.envs as vllm_envs
+
+from vllm_lazy_grammar.adapter.client_errors import as_client_errors
+from vllm_lazy_grammar.adapter.config import is_lazy
+from vllm_lazy_grammar.adapter.frontend import lazy_is_served, options_of_ours
+from vllm_lazy_grammar.core.triggers import OPTIONS
+from vllm_lazy_grammar.errors import RequestError, SettingsError
+from vllm_lazy_grammar.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_FOREIGN = frozenset({"grammar", "grammar_lazy", "preserved_tokens", *OPTIONS})
+"""Fields at the top of a request's body that mean something in llama.cpp, and our options written there by mistake."""
+
+_BEAM = "beam search does not obey grammars: set use_beam_search to false, or leave this out"
+
+
+def sampling(current: Callable[..., Any]) -> Callable[..., Any]:
+    """A request's ``to_sampling_params`` that refuses llama.cpp's fields, which vLLM would ignore."""
+
+    def to_sampling_params(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if lazy_is_served():
+            with as_client_errors():
+                refuse_top_level(self.model_extra or {})
+        return current(self, *args, **kwargs)
+
+    return to_sampling_params
+
+
+def refuse_top_level(extra: Mapping[str, object]) -> None:
+    """RequestError where a field that vLLM does not know is one of llama.cpp's, or one of our options."""
+    for name in sorted(_FOREIGN & extra.keys()):
+        raise RequestError(name, extra[name], "is not read here: write the grammar as `structured_outputs` and the options in `vllm_xargs`")
+
+
+def beam_request(current: Callable[..., Any]) -> Callable[..., Any]:
+    """A request's ``to_beam_search_params`` that refuses grammars, tools and triggers, which vLLM would ignore."""
+
+    def to_beam_search_params(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if lazy_is_served():
+            with as_client_errors():
+                refuse_top_level(self.model_extra or {})
+                _refuse_with_beams(self)
+        return current(self, *args, **kwargs)
+
+    return to_beam_search_params
+
+
+def _refuse_with_beams(request: Any) -> None:
+    for name, value in options_of_ours(request.vllm_xargs).items():
+        raise RequestError(f"vllm_xargs.{name}", value, _BEAM)
+    if (structured := request.extract_structured_outputs()) is not None:
+        raise RequestError("structured_outputs", structured, _BEAM)
+    if (tools := getattr(request, "tools", None)) and request.tool_choice != "none":
+        raise RequestError("tools", tools, _BEAM)
+
+
+def beam_search(current: Callable[..., Any]) -> Callable[..., Any]:
+    """The offline ``beam_search`` that refuses grammars where ours is the backend."""
+
+    def search(self: Any, prompts: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if params.structured_outputs is not None and is_lazy(self.llm_engine.vllm_config):
+            with as_client_errors():
+                raise RequestError("structured_outputs", params.structured_outputs, "beam search does not obey lazy grammars")
+        return current(self, prompts, params, *args, **kwargs)
+
+    return search
+
+
+def creating_config(current: Callable[..., Any]) -> Callable[..., Any]:
+    """``EngineArgs.create_engine_config`` that refuses a start that could not be served as asked."""
+
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = current(self, *args, **kwargs)
+        if is_lazy(config):
+            refuse_start(config)
+        return config
+
+    return create_engine_config
+
+
+def refuse_start(config: Any) -> None:
+    """SettingsError where a setting has a wrong value, or where the Rust front end would bypass every check of ours."""
+    Settings.from_additional_config(config.additional_config)
+    if vllm_envs.VLLM_USE_RUST_FRONTEND:
+        raise SettingsError("VLLM_USE_RUST_FRONTEND", "1", "the Rust front end does not serve lazy grammars: unset it")
