@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def sampling_params(grammar: LazyGrammar, options: dict[str, Any]) -> SamplingParams:
-    """vLLM's SamplingParams with this grammar and these options; extra arguments of other plugins are kept."""
+    """Make vLLM's SamplingParams with this grammar and these options; extra arguments of other plugins are kept."""
     extra = {**(options.pop("extra_args", None) or {}), **grammar.extra_args()}
     structured = StructuredOutputsParams(**grammar.structured_outputs())
     return SamplingParams(structured_outputs=structured, extra_args=extra, **options)

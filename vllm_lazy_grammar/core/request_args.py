@@ -22,7 +22,7 @@ _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LazyGrammar:
-    """A grammar that waits for a trigger; exactly one of the first six, and at least one trigger.
+    r"""A grammar that waits for a trigger; exactly one of the first six, and at least one trigger.
 
     Args:
         json: a JSON schema, as a dict or as text.
@@ -31,7 +31,7 @@ class LazyGrammar:
         choice: one of these texts.
         grammar: EBNF or Lark text.
         structural_tag: xgrammar's structural tag, as a dict or as text.
-        triggers: what starts the grammar, e.g. ``"word:<answer>"``, ``"token:151657"``, ``"pattern:\\s(<function=)"``, or `Trigger` objects.
+        triggers: what starts the grammar, e.g. ``"word:<answer>"``, ``"token:151657"``, ``"pattern:\s(<function=)"``, or `Trigger` objects.
         start: ``trigger`` feeds the grammar from the trigger on, ``after`` begins it behind the trigger.
         mandatory: the turn may not end before a trigger fired.
         force_after: lead into a trigger after so many tokens; with `mandatory` only.
