@@ -7,6 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
+from vllm_lazy_grammar.core.request_args import LazyGrammar
+from vllm_lazy_grammar.core.triggers import Trigger, TriggerSpec
 from vllm_lazy_grammar.errors import (
     GrammarError,
     InternalError,
@@ -17,7 +19,7 @@ from vllm_lazy_grammar.errors import (
     SeamError,
     SettingsError,
 )
-from vllm_lazy_grammar.plugin import register, unregister
+from vllm_lazy_grammar.plugin import register, sampling_params, unregister
 from vllm_lazy_grammar.settings import Settings
 
 __version__ = "0.1.0"
@@ -25,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "GrammarError",
     "InternalError",
+    "LazyGrammar",
     "LazyGrammarError",
     "PatternTimeoutError",
     "ReplayRefusedError",
@@ -32,7 +35,10 @@ __all__ = [
     "SeamError",
     "Settings",
     "SettingsError",
+    "Trigger",
+    "TriggerSpec",
     "__version__",
     "register",
+    "sampling_params",
     "unregister",
 ]

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_lazy_grammar._seams import (
     AbstractMethods,
@@ -24,6 +24,9 @@ from vllm_lazy_grammar._seams import (
     Table,
     Target,
 )
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 TESTED = "vLLM 0.32.0 and 0.33.0"
 WAYS_OUT = (
@@ -59,6 +62,18 @@ def register() -> None:
 def unregister() -> None:
     """Restore every name. SeamError, and nothing restored, where somebody has rebound one since."""
     table().uninstall()
+
+
+def sampling_params(grammar: Any, **options: Any) -> SamplingParams:
+    """Make vLLM's SamplingParams for the offline ``LLM``, with this grammar.
+
+    Args:
+        grammar: a `LazyGrammar`: what to hold the output to, and when.
+        options: any other of SamplingParams' arguments; ``extra_args`` of other plugins are kept.
+    """
+    from vllm_lazy_grammar.adapter import offline
+
+    return offline.sampling_params(grammar, options)
 
 
 def facts() -> list[str]:

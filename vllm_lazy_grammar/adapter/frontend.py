@@ -25,7 +25,7 @@ from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import BACKEND, is_lazy, standing_for
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import grammar_key, trigger_spec
-from vllm_lazy_grammar.core.triggers import OPTIONS, Triggers, TriggerSpec
+from vllm_lazy_grammar.core.triggers import KEYS, Triggers, TriggerSpec
 from vllm_lazy_grammar.engines import xgrammar
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.settings import Settings
@@ -100,16 +100,17 @@ class FrontEnd:
         except _FOREIGN_FAULTS as e:
             raise RequestError("structured_outputs", _shown_source(key), f"{type(e).__name__}: {e}") from e
 
-    def _judge_triggers(self, spec: TriggerSpec, key: GrammarKey | None, tokenizer: Any, stop_ids: frozenset[int]) -> None:
-        vocabulary = self.vocabulary(tokenizer)
-        Triggers.compile(spec, vocabulary, stop_ids=stop_ids)
-        if key is None or spec.start != "trigger":
+    def _judge_triggers(
+        self, spec: TriggerSpec, key: GrammarKey | None, tokenizer: Any, stop_ids: frozenset[int]
+    ) -> None:
+        triggers = Triggers.compile(spec, self.vocabulary(tokenizer), stop_ids=stop_ids)
+        if key is None or triggers.after:
             return
-        for trigger in spec.triggers:
-            text = trigger.text(vocabulary)
-            if text and xgrammar.can_take(key, text, budget_ms=self.settings.frontend_check_ms) is False:
-                reason = "the grammar can never take this text: it must begin with it, or `grammar_start` be `after`"
-                raise RequestError("vllm_xargs.grammar_triggers", str(trigger), reason)
+        for index, data, _ in triggers.forcible:
+            if data and xgrammar.can_take(key, data, budget_ms=self.settings.frontend_check_ms) is False:
+                field = f"vllm_xargs.grammar_triggers[{index}]"
+                reason = "the grammar can not begin with this text; to begin it behind the trigger, set `grammar_start` to `after`"
+                raise RequestError(field, str(spec.triggers[index]), reason)
 
     def vocabulary(self, tokenizer: Any) -> Vocabulary:
         """The vocabulary of this tokenizer as wide as the model's; built once."""
@@ -148,7 +149,9 @@ def _refuse_without_grammar(spec: TriggerSpec | None) -> None:
 def _refuse_other_backend(structured: Any) -> None:
     asked = structured._backend  # noqa: SLF001 -- where vLLM keeps the choice
     if asked not in (None, BACKEND) and not structured._backend_was_auto:  # noqa: SLF001 -- the same
-        raise RequestError("structured_outputs._backend", asked, f"a request can not choose; the server's backend is {BACKEND!r}")
+        raise RequestError(
+            "structured_outputs._backend", asked, f"a request can not choose; the server's backend is {BACKEND!r}"
+        )
 
 
 def _key(structured: Any, *, compact: bool) -> GrammarKey | None:
@@ -194,7 +197,7 @@ def lazy_is_served() -> bool:
 
 def options_of_ours(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """Those of a request's extra arguments that are ours."""
-    return {name: value for name, value in (extra or {}).items() if name in OPTIONS}
+    return {name: value for name, value in (extra or {}).items() if name in KEYS}
 
 
 def starting(current: Callable[..., None]) -> Callable[..., None]:

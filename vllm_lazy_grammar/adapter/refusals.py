@@ -14,14 +14,14 @@ import vllm.envs as vllm_envs
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import is_lazy
 from vllm_lazy_grammar.adapter.frontend import lazy_is_served, options_of_ours
-from vllm_lazy_grammar.core.triggers import OPTIONS
+from vllm_lazy_grammar.core.triggers import KEYS
 from vllm_lazy_grammar.errors import RequestError, SettingsError
 from vllm_lazy_grammar.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_FOREIGN = frozenset({"grammar", "grammar_lazy", "preserved_tokens", *OPTIONS})
+_FOREIGN = frozenset({"grammar", "grammar_lazy", "preserved_tokens", *KEYS})
 """Fields at the top of a request's body that mean something in llama.cpp, and our options written there by mistake."""
 
 _BEAM = "beam search does not obey grammars: set use_beam_search to false, or leave this out"
@@ -42,7 +42,11 @@ def sampling(current: Callable[..., Any]) -> Callable[..., Any]:
 def refuse_top_level(extra: Mapping[str, object]) -> None:
     """RequestError where a field that vLLM does not know is one of llama.cpp's, or one of our options."""
     for name in sorted(_FOREIGN & extra.keys()):
-        raise RequestError(name, extra[name], "is not read here: write the grammar as `structured_outputs` and the options in `vllm_xargs`")
+        raise RequestError(
+            name,
+            extra[name],
+            "is not read here: write the grammar as `structured_outputs` and the options in `vllm_xargs`",
+        )
 
 
 def beam_request(current: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +77,9 @@ def beam_search(current: Callable[..., Any]) -> Callable[..., Any]:
     def search(self: Any, prompts: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if params.structured_outputs is not None and is_lazy(self.llm_engine.vllm_config):
             with as_client_errors():
-                raise RequestError("structured_outputs", params.structured_outputs, "beam search does not obey lazy grammars")
+                raise RequestError(
+                    "structured_outputs", params.structured_outputs, "beam search does not obey lazy grammars"
+                )
         return current(self, prompts, params, *args, **kwargs)
 
     return search

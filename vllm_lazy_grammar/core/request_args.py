@@ -63,7 +63,14 @@ class LazyGrammar:
             raise RequestError("structured_outputs", given, f"exactly one of {', '.join(_KINDS)} is needed")
         if isinstance(self.triggers, str):
             raise RequestError("vllm_xargs.grammar_triggers", self.triggers, "must be a list of triggers")
-        TriggerSpec.parse(self.extra_args())
+        self._spec()
+
+    def _spec(self) -> TriggerSpec:
+        given: dict[str, Any] = {"grammar_triggers": [str(t) for t in self.triggers]}
+        given |= {f"grammar_{option.name}": getattr(self, option.name) for option in fields(self)[len(_KINDS) + 1 :]}
+        spec = TriggerSpec.parse(given)
+        assert spec is not None  # noqa: S101 -- there are keys
+        return spec
 
     def structured_outputs(self) -> dict[str, Any]:
         """The constraint, as vLLM's ``structured_outputs`` takes it."""
@@ -80,12 +87,7 @@ class LazyGrammar:
 
     def extra_args(self) -> dict[str, Any]:
         """The triggers and those options that are not at their default: ``vllm_xargs`` of a request, ``extra_args`` of SamplingParams."""
-        args: dict[str, Any] = {"grammar_triggers": [str(t) for t in self.triggers]}
-        for option in fields(self)[len(_KINDS) + 1 :]:
-            value = getattr(self, option.name)
-            if value != option.default:
-                args[f"grammar_{option.name}"] = int(value) if isinstance(value, bool) else value
-        return args
+        return dict(self._spec().as_xargs())
 
     def extra_body(self) -> dict[str, Any]:
         """What the OpenAI client takes as ``extra_body``, for chat completions, completions and responses."""
