@@ -59,7 +59,9 @@ def test_options_are_sent_where_they_are_not_at_their_default_and_booleans_as_nu
         "grammar_max_activations": 2,
         "grammar_on_reject": "disarm",
     }
-    assert LazyGrammar(regex="a+", triggers=["word:a"], on_reject="forbid").extra_args() == {"grammar_triggers": ["word:a"]}
+    assert LazyGrammar(regex="a+", triggers=["word:a"], on_reject="forbid").extra_args() == {
+        "grammar_triggers": ["word:a"]
+    }
 
 
 def test_what_is_sent_is_json():
