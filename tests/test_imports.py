@@ -28,7 +28,7 @@ MAY_IMPORT = {
 }
 """Layer -> what it may import of ours. The plugin may import the adapter too, inside functions."""
 
-INSIDE_FUNCTIONS = {"plugin": {"adapter", "settings"}}
+INSIDE_FUNCTIONS = {"plugin": {"adapter"}}
 
 FOREIGN = {
     "vllm": {"adapter", "plugin"},

@@ -34,6 +34,7 @@ MODEL = "model"
 _START_SECONDS = 280.0
 _STOP_SECONDS = 20.0
 _TAIL_LINES = 60
+_NOISE = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind")
 _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -67,8 +68,8 @@ class Flags:
         dummy = ["--load-format", "dummy"] if self.model == "dummy" else []
         common = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL, "--enforce-eager"]
         sizes = ["--dtype", self.dtype, "--max-model-len", str(self.max_model_len)]
-        serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_path)]
-        return [*serve, *common, *sizes, *dummy, *self.args]
+        serve = [str(Path(sys.executable).with_name("vllm")), "serve", str(model_path), *self.args]
+        return [*serve, *common, *sizes, *dummy]
 
     def model_path(self) -> Path:
         """The model's folder, made where it is missing."""
@@ -174,8 +175,9 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def log_tail(self) -> str:
-        """The last lines of the log."""
-        return "\n".join(self.log().splitlines()[-_TAIL_LINES:])
+        """The last lines of the log, without what nanobind says about itself when an interpreter ends."""
+        lines = [line for line in self.log().splitlines() if not line.startswith(_NOISE)]
+        return "\n".join(lines[-_TAIL_LINES:])
 
 
 @dataclass(slots=True)
