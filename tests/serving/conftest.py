@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups: dict[tuple[Flags, ...], list[pytest.Item]] = {(): []}
     for item in items:
         groups.setdefault(_flags(item), []).append(item)
-    items[:] = [item for group in groups.values() for item in group]
+    items[:] = [item for flags in _neighbours(list(groups)) for item in groups[flags]]
+
+
+def _neighbours(left: list[tuple[Flags, ...]]) -> Iterator[tuple[Flags, ...]]:
+    """The groups, each behind one that it shares a server with where there is one."""
+    last: tuple[Flags, ...] = ()
+    while left:
+        last = next((flags for flags in left if set(flags) & set(last)), left[0])
+        left.remove(last)
+        yield last
 
 
 @pytest.hookimpl(trylast=True)
