@@ -55,8 +55,7 @@ _BACKEND_METHODS = frozenset({"compile_grammar", "allocate_token_bitmask", "dest
 
 def register() -> None:
     """Bind every seam in this process; the entry point that vLLM calls. SeamError, and nothing bound, where vLLM does not fit."""
-    if table().install():
-        _log().debug("lazy grammars: %d names of vLLM rebound: %s", len(table().targets), ", ".join(table().targets))
+    table().install()
 
 
 def unregister() -> None:
@@ -94,12 +93,6 @@ def _version() -> str:
     return f"vLLM {__version__}"
 
 
-def _log() -> Any:
-    from vllm.logger import init_logger
-
-    return init_logger("vllm.lazy_grammar")
-
-
 def _engine() -> list[Seam]:
     from vllm_lazy_grammar.adapter.manager import make_manager
 
@@ -133,6 +126,14 @@ def _methods(manager: Target) -> list[Check]:
         Parameters(method("validate_tokens"), ("self", "request", "spec_tokens")),
         LooksUp(method("grammar_bitmask"), "_fill_bitmasks"),
         LooksUp(method("_fill_bitmasks"), "fill_bitmask"),
+        LooksUp(method("_fill_bitmasks"), "_grammar_bitmask"),
+        *(
+            LooksUp(method("__init__"), name)
+            for name in ("backend", "tokenizer", "vllm_config", "_use_async_grammar_compilation")
+        ),
+        Exists(Target("vllm.v1.structured_output.request", "StructuredOutputRequest.structured_output_key")),
+        Exists(Target("vllm.v1.structured_output.request", "StructuredOutputRequest.grammar")),
+        Exists(Target(_PARAMS, "SamplingParams.all_stop_token_ids")),
     ]
 
 
@@ -211,7 +212,7 @@ def _start() -> list[Seam]:
     return [
         Seam(
             create,
-            refusals.creating_config,
+            functools.partial(refusals.creating_config, installed=lambda: table().targets),
             why="a start that could not be served as asked is refused",
             until="vLLM lets plugins validate the configuration",
             checks=(

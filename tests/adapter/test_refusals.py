@@ -157,6 +157,16 @@ def test_a_start_with_the_rust_front_end_is_refused(refusals, monkeypatch):
         start(refusals, engine("lazy", additional_config={}))
 
 
+def test_a_lazy_start_says_what_is_installed_and_set(refusals, monkeypatch):
+    lines = []
+    monkeypatch.setattr(refusals.logger, "info", lambda text, *args: lines.append(text % args))
+    lazy = engine("lazy", additional_config={"lazy_grammar": {"prewarm_top_k": 7}})
+    refusals.creating_config(lambda self: lazy, installed=lambda: ["a", "b"])(object())
+    (line,) = lines
+    assert "2 names" in line
+    assert "prewarm_top_k=7" in line
+
+
 def test_any_other_start_gets_its_configuration(refusals, monkeypatch):
     lazy = engine("lazy", additional_config={})
     assert start(refusals, lazy) is lazy

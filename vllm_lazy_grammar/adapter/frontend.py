@@ -23,7 +23,6 @@ from vllm.v1.structured_output.request import get_structured_output_key
 
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import BACKEND, is_lazy, standing_for
-from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import grammar_key, trigger_spec
 from vllm_lazy_grammar.core.triggers import KEYS, Triggers, TriggerSpec
 from vllm_lazy_grammar.engines import xgrammar
@@ -212,7 +211,6 @@ def starting(current: Callable[..., None]) -> Callable[..., None]:
         eos_ids = eos if isinstance(eos, list) else () if eos is None else (eos,)
         compact = vllm_config.structured_outputs_config.disable_any_whitespace
         _keep(vllm_config.model_config, settings, compact=compact, eos_ids=eos_ids)
-        logger.info("Lazy grammars: requests are checked here; settings: %s", settings.describe())
 
     return __init__
 

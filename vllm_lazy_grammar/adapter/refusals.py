@@ -14,6 +14,7 @@ import vllm.envs as vllm_envs
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import is_lazy
 from vllm_lazy_grammar.adapter.frontend import lazy_is_served, options_of_ours
+from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.core.triggers import KEYS
 from vllm_lazy_grammar.errors import RequestError, SettingsError
 from vllm_lazy_grammar.settings import Settings
@@ -85,20 +86,22 @@ def beam_search(current: Callable[..., Any]) -> Callable[..., Any]:
     return search
 
 
-def creating_config(current: Callable[..., Any]) -> Callable[..., Any]:
-    """``EngineArgs.create_engine_config`` that refuses a start that could not be served as asked."""
+def creating_config(current: Callable[..., Any], installed: Callable[[], list[str]] = list) -> Callable[..., Any]:
+    """``EngineArgs.create_engine_config`` that refuses a start that could not be served as asked, and says what was installed and set."""
 
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = current(self, *args, **kwargs)
         if is_lazy(config):
-            refuse_start(config)
+            settings = accepted_start(config)
+            logger.info("Lazy grammars are on: %d names of vLLM rebound; %s", len(installed()), settings.describe())
+            logger.debug("Rebound: %s", ", ".join(installed()))
         return config
 
     return create_engine_config
 
 
-def refuse_start(config: Any) -> None:
-    """SettingsError where a setting has a wrong value, or where the Rust front end would bypass every check of ours."""
-    Settings.from_additional_config(config.additional_config)
+def accepted_start(config: Any) -> Settings:
+    """The settings; SettingsError where one has a wrong value, or where the Rust front end would bypass every check of ours."""
     if vllm_envs.VLLM_USE_RUST_FRONTEND:
         raise SettingsError("VLLM_USE_RUST_FRONTEND", "1", "the Rust front end does not serve lazy grammars: unset it")
+    return Settings.from_additional_config(config.additional_config)
