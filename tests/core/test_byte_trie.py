@@ -127,6 +127,13 @@ def test_control_tokens_hit_by_their_text():
     assert ByteTrie(vocabulary).hitting(table, hits, number[b""]).tolist() == [1, 2]
 
 
+def test_control_tokens_are_taken_by_their_text_where_that_is_asked_for():
+    vocabulary = Vocabulary([b"<", b"<s>", b"</s>", b"<s"], 4, special_ids=[1, 2])
+    row = rows.ones(1)
+    ByteTrie(vocabulary).survivors(twin.literal(b"<s>"), 0, row, control=True)
+    assert rows.allowed_ids(row, 4).tolist() == [0, 1, 3]
+
+
 def test_no_bit_of_the_call_before_survives():
     trie = ByteTrie(Vocabulary([b"a", b"b"], 70))
     row = rows.ones(3)

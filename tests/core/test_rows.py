@@ -90,7 +90,8 @@ def test_reading_a_row_agrees_with_its_bits(given_row):
     row, size = given_row
     ids = allowed(row, size)
     assert rows.allowed_ids(row, size).tolist() == ids
-    assert rows.count_allowed(row, size) == len(ids)
+    assert sorted({*ids, *rows.masked_ids(row, size).tolist()}) == list(range(size))
+    assert rows.count_allowed(row, size) == len(ids) == size - len(rows.masked_ids(row, size))
     assert rows.only_allowed(row, size) == (ids[0] if len(ids) == 1 else None)
     assert [token for token in range(-1, size + 40) if rows.is_allowed(row, token, size)] == ids
 

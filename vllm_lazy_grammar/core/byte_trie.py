@@ -6,7 +6,8 @@ with one assignment. Tokens lie in the same order, so those at or below a node a
 Invariants:
 - There is one node per distinct prefix of a piece, the root included.
 - A walk allocates nothing in proportion to the vocabulary, and writes every word of the row it is given.
-- Control tokens are in a trie of their own: no walk allows them, but `hitting` reports them, since their text is text.
+- Control tokens are in a trie of their own: a walk allows them only where it is asked to, but `hitting` reports them,
+  since their text is text.
 """
 
 from __future__ import annotations
@@ -81,16 +82,20 @@ class ByteTrie:
         """Memory held, in bytes, the scratch space of threads apart."""
         return sum(array.nbytes for nodes in (self._ordinary, self._control) for array in nodes)
 
-    def survivors(self, table: NDArray[np.int32], state: int, row: Row) -> None:
+    def survivors(self, table: NDArray[np.int32], state: int, row: Row, *, control: bool = False) -> None:
         """Write the row of exactly those tokens all of whose bytes the automaton accepts, one after the other.
 
         Args:
             table: int32[states, 256], the state behind each byte, -1 where it is refused.
             state: where the automaton stands.
-            row: ``row_words`` int32 words, all of them written; control tokens, ids without bytes and padding are never allowed.
+            row: ``row_words`` int32 words, all of them written; ids without bytes and padding are never allowed.
+            control: take control tokens by their text too; they are never allowed otherwise.
         """
         row.fill(0)
-        _survivors(*self._ordinary, table, state, self._scratch.path[0], row)
+        path = self._scratch.path[0]
+        _survivors(*self._ordinary, table, state, path, row)
+        if control:
+            _survivors(*self._control, table, state, path, row)
 
     def hitting(
         self, table: NDArray[np.int32], hits: NDArray[np.bool_], state: int, beyond: int = DEAD

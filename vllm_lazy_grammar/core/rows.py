@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -59,12 +60,14 @@ def stop_row(ids: Iterable[int], size: int) -> Row:
     return row_of(ids, size)
 
 
+@lru_cache(maxsize=4)
 def open_row(vocabulary: Vocabulary) -> Row:
-    """The row to start from where something has to be masked: every id that has bytes, so padding is masked already."""
+    """The row to start from where something has to be masked: every id that has bytes, so padding is masked already. Read-only, shared."""
     row = zeros(vocabulary.row_words)
     has_bytes = np.fromiter((bool(piece) for piece in vocabulary.pieces), np.bool_, vocabulary.size)
     packed = np.packbits(has_bytes, bitorder="little")
     row.view(np.uint8)[: len(packed)] = packed
+    row.setflags(write=False)
     return row
 
 
@@ -117,6 +120,11 @@ def allowed_ids(row: Row, size: int) -> NDArray[np.intp]:
     """The allowed ids in ascending order."""
     bits = np.unpackbits(row.view(np.uint8), bitorder="little", count=size)
     return np.flatnonzero(bits)
+
+
+def masked_ids(row: Row, size: int) -> NDArray[np.intp]:
+    """The masked ids in ascending order."""
+    return allowed_ids(~row, size)
 
 
 def count_allowed(row: Row, size: int) -> int:

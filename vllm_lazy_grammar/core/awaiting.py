@@ -1,0 +1,103 @@
+"""The rows of a session that awaits its trigger: nothing masked, refused tails, stop ids that a call is owed before, or only the way into a trigger.
+
+Invariants:
+- No compile is joined: until the grammar is there nothing counts as refused, and no tail behind a word is forced.
+- A row that masks anything masks padding; where nothing is masked that is said, and the row is not touched.
+- The gate is where it was after every call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm_lazy_grammar.core.refusals import Refusals
+from vllm_lazy_grammar.core.rows import IdSet, open_row
+from vllm_lazy_grammar.core.ways import WaysIn
+
+if TYPE_CHECKING:
+    from vllm_lazy_grammar.core.byte_trie import ByteTrie
+    from vllm_lazy_grammar.core.compiles import Compile
+    from vllm_lazy_grammar.core.gate import Gate
+    from vllm_lazy_grammar.core.inside import Inside
+    from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.core.rows import RowCache
+    from vllm_lazy_grammar.core.triggers import Triggers
+    from vllm_lazy_grammar.core.vocabulary import Vocabulary
+
+
+class AwaitingRows:
+    """The rows of one request while it awaits.
+
+    Args:
+        vocabulary: the model's.
+        trie: its pieces; shared.
+        rows: shared cache.
+        triggers: what the gate waits for, and the options.
+        inside: how the grammar takes a replay, and the stop ids.
+        compile_: the grammar, compiled or on its way.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a row depends on
+        self,
+        vocabulary: Vocabulary,
+        trie: ByteTrie,
+        rows: RowCache,
+        triggers: Triggers,
+        inside: Inside,
+        compile_: Compile,
+    ) -> None:
+        size = vocabulary.size
+        self._spec, self._compile = triggers.spec, compile_
+        self._open = open_row(vocabulary)
+        self._stops = IdSet(inside.stop_ids, size)
+        self._tokens = IdSet(triggers.token_ids, size)
+        self._nothing = IdSet((), size)
+        self._refusals = Refusals(vocabulary, trie, triggers, inside, compile_.key, rows)
+        self._ways: WaysIn | None = None
+        if self._spec.force_after is not None:
+            self._ways = WaysIn(trie, [way.data for way in triggers.forcible if way.token is None])
+
+    def fill(self, gate: Gate, row: Row, *, must_call: bool) -> bool:
+        """Write the mask of the next token; the gate awaits.
+
+        Args:
+            gate: where the text stands; left as it was.
+            row: written where something is masked.
+            must_call: the turn may not end before a trigger fired: stop ids are masked, and from `force_after` tokens on whatever does not
+                lead into a trigger.
+
+        Returns:
+            Whether anything is masked; on false the row is as it was.
+        """
+        forced = must_call and self._spec.force_after is not None and gate.observed >= self._spec.force_after
+        there = (forced or self._spec.on_reject == "forbid") and self._has_grammar()
+        refused = self._refusals.find(gate) if there else self._nothing
+        if forced and self._force(gate, row, refused, tails=there):
+            return True
+        if not len(refused) and not (must_call and len(self._stops)):
+            return False
+        np.copyto(row, self._open)
+        refused.mask(row)
+        if must_call:
+            self._stops.mask(row)
+        else:
+            self._stops.allow(row)
+        return True
+
+    def _has_grammar(self) -> bool:
+        future = self._compile.future
+        return future.done() and not future.cancelled() and future.exception() is None
+
+    def _force(self, gate: Gate, row: Row, refused: IdSet, *, tails: bool) -> bool:
+        """Write the way into a trigger; false where no token leads there."""
+        assert self._ways is not None  # noqa: S101 -- made where `force_after` is set
+        for _ in self._ways.rows(gate, row, tails=tails):
+            refused.mask(row)
+            self._stops.mask(row)
+            if row.any():
+                break
+        self._tokens.allow(row)
+        refused.mask(row)
+        return bool(row.any())
