@@ -17,9 +17,9 @@ import regex
 _ATOM = regex.compile(
     r"""
     (?P<comment>\(\?\#[^)]*\))
-  | (?P<flags>\(\?[A-Za-z01-]+\))
+  | (?P<flags>\(\?(?:[abefimprswxuL-]|V[01])+\))
   | (?P<named>\(\?P=\w+\))
-  | (?P<open>\((?:\?(?:P?<\w+>|<[=!]|[:=!>|]|[A-Za-z01-]+:)|\?|\*)?)
+  | (?P<open>\((?:\?(?:P?<\w+>|<[=!]|[:=!>|]|(?:[abefimprswxuL-]|V[01])+:)|\?|\*)?)
   | (?P<close>\))
   | (?P<set>\[\^?\]?+(?:\[:\^?\w+:\]|\\.|[^\]\\])*+\])
   | (?P<escape>\\(?:[pPN]\{[^}]*\}|[gL]<[^>]*>|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[1-9][0-9]*|.))
@@ -78,6 +78,8 @@ class Shape:
         wide: it repeats something that matches nearly everything, so it may stay open for long.
         bars: alternatives outside all groups.
         negative: a negative look-around.
+        lazy: a lazy quantifier.
+        looks_behind: a look-behind, or a word boundary, which is one.
         inner_end: tests for the end of the text, elsewhere than in the last atom.
         behind: characters that its look-behinds see at most; None where there is no bound.
         refused: why no request may use it; empty where it may.
@@ -94,6 +96,8 @@ class Shape:
     wide: bool = False
     bars: bool = False
     negative: bool = False
+    lazy: bool = False
+    looks_behind: bool = False
     inner_end: bool = False
     behind: int | None = 0
     refused: str = ""
@@ -147,6 +151,7 @@ class _Reader:
 
     def _open(self, text: str) -> None:
         self.shape.negative |= text in ("(?!", "(?<!")
+        self.shape.looks_behind |= text in _BEHIND
         self.shape.odd |= text in ("(?", "(*")
         if text.endswith(":") and len(text) > len("(?:"):
             self._flags(text[2:-1])
@@ -173,6 +178,7 @@ class _Reader:
     def _single(self, atom: Atom) -> None:
         refers = atom.kind == "named" or (atom.kind == "escape" and atom.text[1] in "123456789g")
         self.shape.references |= refers
+        self.shape.looks_behind |= atom.text in BOUNDARIES
         self.shape.odd |= atom.kind == "escape" and atom.text[1] in _ODD_ESCAPES
         if refers and self.levels[-1].behind:
             self.shape.behind = None
@@ -180,6 +186,7 @@ class _Reader:
     def _repeat(self, atom: Atom, before: Atom) -> None:
         level, shape = self.levels[-1], self.shape
         shape.repeats += 1
+        shape.lazy |= len(atom.text) > 1 and atom.text.endswith("?")
         shape.odd |= atom.kind == "fuzzy"
         optional = atom.text[0] == "?"
         shape.looped |= not optional and before.kind in ("close", "named", "repeat")

@@ -121,7 +121,7 @@ def compile_pattern(source: str, *, full: bool, limits: Limits, field: str, valu
     body = _body(form, shape)
     engine = _engine(body, field, value)
     _refuse_empty(engine, form, field, value)
-    return _assemble(source, shape, form, body, engine)
+    return _assemble(source, form, body, engine)
 
 
 def _objection(shape: Shape, limits: Limits) -> str:
@@ -176,8 +176,17 @@ def _refuse_empty(engine: Engine, form: _Form, field: str, value: object) -> Non
         raise RequestError(field, value, "the pattern matches the empty text, so it would fire at once")
 
 
-def _assemble(source: str, shape: Shape, form: _Form, body: str, engine: Engine) -> Pattern:
-    exact = not shape.odd and not (shape.inner_end and shape.negative)
+def _is_exact(shape: Shape) -> bool:
+    """Whether partial matching misses no position.
+
+    It is not told that more text may come by a negated test for the end, nor (in `regex`) by a lazy repetition before a look-behind.
+    """
+    return not (shape.odd or (shape.inner_end and shape.negative) or (shape.lazy and shape.looks_behind))
+
+
+def _assemble(source: str, form: _Form, body: str, engine: Engine) -> Pattern:
+    shape = shape_of("".join(atom.text for atom in form.atoms))
+    exact = _is_exact(shape)
     tame = shape.repeats <= _TAME_REPEATS and not (shape.looped or shape.references or shape.odd)
     plain = not (shape.flagged or shape.wide or shape.references or form.whole)
     return Pattern(

@@ -199,6 +199,7 @@ class Look:
             match = self._match(probe, found, window)
             if not self._refused(match):
                 return match
+            self._transcript.note(resume_fact(probe.trigger), match.resume)
             char = found.start() + 1
         return window.end
 
