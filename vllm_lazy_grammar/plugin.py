@@ -217,6 +217,7 @@ def _start() -> list[Seam]:
             until="vLLM lets plugins validate the configuration",
             checks=(
                 Exists(Target("vllm.config.vllm", "VllmConfig.__dataclass_fields__[additional_config]")),
+                Exists(Target("vllm.envs", "environment_variables[VLLM_USE_RUST_FRONTEND]")),
                 LooksUp(Target("vllm.entrypoints.launchers.api_server.entry", _ENTRY), "create_engine_config"),
                 LooksUp(Target("vllm.v1.engine.llm_engine", "LLMEngine.from_engine_args"), "create_engine_config"),
             ),
