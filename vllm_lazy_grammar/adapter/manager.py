@@ -32,7 +32,7 @@ BACKEND = "lazy"
 def make_manager(base: type[StructuredOutputManager]) -> type[StructuredOutputManager]:
     """A subclass of vLLM's manager that also serves the backend named ``lazy``."""
 
-    class LazyManager(base):  # type: ignore[misc, valid-type] # the base is what is bound now
+    class LazyManager(base):
         """Serves ``lazy`` and leaves the rest to its base."""
 
         def grammar_init(self, request: Request) -> None:
@@ -55,14 +55,15 @@ def make_manager(base: type[StructuredOutputManager]) -> type[StructuredOutputMa
             return backend.eager(asked) if asked.spec is None else backend.lazy(asked)
 
         def _lazy_backend(self) -> LazyBackend:
-            if self.backend is None:
-                self.backend = LazyBackend(
+            backend: LazyBackend | None = getattr(self, "backend", None)
+            if backend is None:
+                backend = self.backend = LazyBackend(
                     self.vllm_config,
                     self.tokenizer,
                     self.vllm_config.model_config.get_vocab_size(),
                     inline=not self._use_async_grammar_compilation,
                 )
-            return self.backend
+            return backend
 
         def _fill_bitmasks(self, batch: Iterable[Any]) -> None:
             rows = list(batch)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.control import ControlTokens
-    from vllm_lazy_grammar.core.gate import Fed
+    from vllm_lazy_grammar.core.transcript import Fed
     from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.rows import RowCache
     from vllm_lazy_grammar.core.vocabulary import Vocabulary

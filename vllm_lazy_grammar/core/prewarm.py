@@ -19,7 +19,7 @@ import os
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ class Worker:
     def _start_over(self) -> None:
         self._pid = os.getpid()
         self._ready = threading.Condition()
-        self._queue: list[tuple[int, int, Task[object]]] = []
+        self._queue: list[tuple[int, int, Task[Any]]] = []
         self._started: list[threading.Thread] = []
         self._held = self._closed = False
 
@@ -94,7 +94,7 @@ class Worker:
         if self._pid != os.getpid():
             self._start_over()
         with self._ready:
-            heapq.heappush(self._queue, (priority, next(self._count), task))  # type: ignore[arg-type] # a queue of any results
+            heapq.heappush(self._queue, (priority, next(self._count), task))
             self._ready.notify()
             missing = 0 if self._started else self._threads
         if missing:
@@ -115,7 +115,7 @@ class Worker:
             task.run()
             del task
 
-    def _next(self) -> Task[object] | None:
+    def _next(self) -> Task[Any] | None:
         with self._ready:
             while self._held or not self._queue:
                 if self._closed and not self._queue:
