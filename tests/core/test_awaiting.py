@@ -58,6 +58,10 @@ class Request:
         self.trie = ByteTrie(vocabulary)
         self.rows = AwaitingRows(vocabulary, self.trie, self.cache, self.triggers, self.inside, self.compile)
 
+    def __repr__(self):
+        triggers = [str(trigger) for trigger in self.triggers.spec.triggers]
+        return f"Request({self.vocabulary.pieces}, {triggers}, {self.triggers.spec.start}, {self.compile.key.source!r})"
+
     def read(self, *texts):
         for text in texts:
             token = text if isinstance(text, int) else self.vocabulary.token_of(text)
@@ -163,6 +167,12 @@ def test_a_lookbehind_that_the_token_itself_decides_is_tried_each_time():
 
 def test_for_patterns_forbid_is_disarm():
     assert Request(vocabulary_of("x", "xx"), ["pattern:x+"], "a").masked() is None
+
+
+def test_a_token_that_only_a_pattern_fires_on_is_not_masked_beside_a_literal_that_may_count():
+    triggers = ["pattern:(?<=^|b)\\{", "pattern:({a)"]
+    request = Request(vocabulary_of("a{a", "b{a", "a"), triggers, "x")
+    assert request.masked() == ["b{a"]
 
 
 def test_a_pattern_whose_replay_is_taken_saves_a_token_whose_words_replay_is_refused():

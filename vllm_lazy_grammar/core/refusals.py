@@ -85,6 +85,7 @@ class _Case(NamedTuple):
 
     @property
     def data(self) -> bytes:
+        """The replay's bytes."""
         return b"".join([fed.data for fed in self.replay])
 
 
@@ -118,6 +119,8 @@ class Refusals:
         )
         self._shared = (triggers.spec, key)
         self._words = [triggers.spec.triggers[trigger].kind == "word" for trigger in triggers.literal_triggers]
+        exact = (*triggers.literal_triggers, *triggers.tokens.values())
+        self._exact = frozenset(triggers.spec.triggers[trigger] for trigger in exact)
         self._verdicts: dict[_Key, Verdict] = {}
         self._plans: dict[int, _Plan] = {}
         self._whole: tuple[int, ...] | None = None
@@ -256,22 +259,26 @@ class Refusals:
         return at is not None
 
     def _is_refused(self, gate: Gate, token: int) -> bool:
-        """By trying: whether the gate fires on the token, and the grammar refuses every match. What runs too long is left to the real token."""
+        """By trying: whether the gate fires on the token, not by patterns alone, and the grammar refuses every match.
+
+        Where a pattern runs too long the answer is no: the error is the real token's, if it ever comes.
+        """
         try:
             outcome = gate.observe(token)
         except PatternTimeoutError:
             return False
-        fired = isinstance(outcome, Fired)
+        refused = False
         try:
             while isinstance(outcome, Fired):
                 if self._takes(outcome.replay):
                     return False
+                refused |= outcome.trigger in self._exact
                 outcome = gate.refuse()
         except PatternTimeoutError:
             return False
         finally:
             gate.undo()
-        return fired
+        return refused
 
 
 def _both(accepted: bool, sure: bool) -> bool:  # noqa: FBT001 - mapped over two lists
