@@ -65,8 +65,9 @@ def test_an_eleven_byte_word_in_single_bytes_behind_a_split_character_fires_on_i
 # Rule 2: trigger tokens.
 
 
-def test_a_trigger_token_comes_first_and_discards_the_buffer():
-    b = bench("word:a<t>", "token:<t>", pieces=[b"<t>"])
+@pytest.mark.parametrize("other", ["word:a<t>", "pattern:a<t>", "pattern:a<[t]>"])
+def test_a_trigger_token_comes_first_and_discards_the_buffer(other):
+    b = bench(other, "token:<t>", pieces=[b"<t>"])
     b.read(b"a")
     seen = b.read(b"<t>")
     assert seen.trigger == Trigger("token", "<t>")

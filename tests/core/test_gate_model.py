@@ -76,7 +76,7 @@ def step(number, gate, model, history):
 @example([("pattern", r".*?(?<=\w)")], [3, 3, 0], b"", "trigger")
 @example([("pattern", r"a(?!$)b")], [0, 1], b"", "trigger")
 @example([("pattern", r"<\Ba")], [3, 0, 0], b"", "trigger")
-@settings(max_examples=400)
+@settings(max_examples=500)
 def test_the_gate_equals_the_slow_model_after_any_steps(triggers, steps, context, start):
     vocabulary = Vocabulary(PIECES, len(PIECES))
     spec = TriggerSpec(tuple(Trigger(*one) for one in triggers), start=start)

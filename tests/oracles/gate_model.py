@@ -173,7 +173,7 @@ class GateModel:
             to_the_end(source.removeprefix(lead) + ("$" if whole and not source.endswith("$") else ""))
         )
         here = self.now.resume.get(index, 0)
-        while here <= len(text.chars) and (found := pattern.search(text.chars, here)):
+        while here <= len(text.chars) and (found := leftmost(pattern, text.chars, here)):
             start, resume = found.start(), self.now.resume.get(index, 0)
             if lead == ".*?":
                 start = max(resume, text.chars.rfind("\n", 0, start) + 1)
@@ -186,6 +186,11 @@ class GateModel:
         groups = [found.start(group) for group in range(1, 1 + len(found.groups())) if found.group(group)]
         char = found.end() if self.after else groups[0] if groups else start
         return Hit(index, text.at[char], min(found.start() + 1, len(text.chars)))
+
+
+def leftmost(pattern, chars, here):
+    """`search` lets a leading ``[\\s\\S]`` match nothing at the very end, where `fullmatch` asks the same."""
+    return pattern.fullmatch(chars, here) if here == len(chars) else pattern.search(chars, here)
 
 
 def to_the_end(source: str) -> str:

@@ -62,7 +62,13 @@ class Gate:
         triggers: what to wait for; shared.
         vocabulary: gives tokens their bytes; shared.
         context: the end of the prompt, as far as a trigger needs it: seen by patterns and ``^``, never replayed.
-        timeout_ms: CPU milliseconds that the patterns may take for one token.
+        timeout_ms: CPU milliseconds that the patterns may take for one token; for the context, once.
+
+    Attributes:
+        scanned: characters given to the pattern engine so far; steps back do not lower it.
+
+    Raises:
+        PatternTimeoutError: a pattern took too long on the context.
     """
 
     __slots__ = ("_now", "_past", "_timeout_s", "_triggers", "_vocabulary", "scanned")
@@ -81,7 +87,8 @@ class Gate:
         """Eyes open. What matches within the context alone belongs to the prompt: its start is never tried."""
         state, _ = self._triggers.literals.scan(0, context)
         epoch = self._now = _Epoch(Transcript(context, state))
-        while context and (match := self._patterns(None)) is not None:
+        look = self._look()
+        while context and (match := self._patterns(None, look)) is not None:
             self._rule_out(match)
         return epoch
 
@@ -242,7 +249,10 @@ class Gate:
 
     def _first(self) -> Match | None:
         """The first match in list order on the last token that was not refused."""
-        return self._token() or self._patterns(self._literal())
+        if self._triggers.tokens and (match := self._token()) is not None:
+            return match
+        best = self._literal()
+        return self._patterns(best, self._look()) if self._triggers.units else best
 
     def _token(self) -> Match | None:
         transcript = self._now.transcript
@@ -254,14 +264,12 @@ class Gate:
     def _literal(self) -> Match | None:
         """The first literal in list order that ends in the last token; its leftmost end."""
         transcript, literals = self._now.transcript, self._triggers.literals
-        piece = bytes(transcript.data[transcript.begin :])
-        transcript.state, ends = literals.scan(transcript.state_before, piece)
-        found = [
-            match
-            for consumed, state in ends
-            for literal in literals.outputs[state]
-            if (match := self._ending(literal, transcript.begin + consumed)) is not None
-        ]
+        begin = transcript.begin
+        transcript.states[-1], ends = literals.scan(transcript.states[-2], transcript.data[begin:])
+        if not ends:
+            return None
+        pairs = ((literal, begin + consumed) for consumed, state in ends for literal in literals.outputs[state])
+        found = filter(None, (self._ending(literal, end) for literal, end in pairs))
         return min(found, key=lambda match: match.trigger, default=None)
 
     def _ending(self, literal: int, end: int) -> Match | None:
@@ -277,17 +285,18 @@ class Gate:
         before = bytes(transcript.data[max(0, start - triggers.lookbehind) : start])
         return Match(trigger, at, end) if triggers.lookbehind_holds(literal, before) else None
 
-    def _patterns(self, best: Match | None) -> Match | None:
-        """`best`, or a pattern's match that stands before it in the list."""
+    def _look(self) -> Look:
         triggers = self._triggers
-        if not triggers.units:
-            return best
-        look = Look(self._now.transcript, after=triggers.after, margin=triggers.margin, timeout_s=self._timeout_s)
-        for unit in triggers.units:
+        return Look(self._now.transcript, after=triggers.after, margin=triggers.margin, timeout_s=self._timeout_s)
+
+    def _patterns(self, best: Match | None, look: Look) -> Match | None:
+        """`best`, or a pattern's match that stands before it in the list."""
+        scanned = look.scanned
+        for unit in self._triggers.units:
             if best is not None and unit.first > best.trigger:
                 continue
             found = look.unit(unit)
             if found is not None and (best is None or found.trigger < best.trigger):
                 best = found
-        self.scanned += look.scanned
+        self.scanned += look.scanned - scanned
         return best

@@ -87,7 +87,7 @@ class LiteralAutomaton:
         """Memory of the tables, in bytes."""
         return self.table.nbytes + self.depth.nbytes + 2 * self.hits.nbytes
 
-    def scan(self, state: int, data: bytes) -> tuple[int, list[tuple[int, int]]]:
+    def scan(self, state: int, data: bytes | bytearray) -> tuple[int, list[tuple[int, int]]]:
         """The state behind `data`, and on the way ``(bytes consumed, state)`` wherever a literal ends."""
         flat, hit = self._flat, self._hit
         ends: list[tuple[int, int]] = []

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from vllm_lazy_grammar.errors import PatternTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vllm_lazy_grammar.core.patterns import Engine, Pattern
     from vllm_lazy_grammar.core.transcript import Fact, Transcript
 
@@ -58,33 +56,30 @@ class Unit:
     """Patterns that are tried together.
 
     Args:
-        index: distinguishes it from the other units.
+        fact: under which its state is noted: from where it is open; of a whole one, that it can never match any more.
+        first: the lowest trigger index in it.
         probes: in list order.
         quick: all of them as alternatives; None where there is one.
         whole: tried against the whole text.
         timed: always with a time limit, however short the text.
     """
 
-    index: int
+    fact: Fact
+    first: int
     probes: tuple[Probe, ...]
     quick: Engine | None
     whole: bool
     timed: bool
 
     @property
-    def first(self) -> int:
-        """The lowest trigger index in it."""
-        return self.probes[0].trigger
-
-    @property
-    def fact(self) -> Fact:
-        """Under which its state is noted: from where it is open; of a whole one, that it can never match any more."""
-        return (_OPEN, self.index)
-
-    @property
     def source(self) -> str:
         """The patterns as an error names them."""
         return " | ".join(probe.pattern.source for probe in self.probes)
+
+
+def unit_fact(index: int) -> Fact:
+    """Under which the state of a unit is noted."""
+    return (_OPEN, index)
 
 
 def resume_fact(trigger: int) -> Fact:
@@ -156,7 +151,7 @@ class Look:
             return None
         probe = unit.probes[0]
         window = self._view(0)
-        found = self._run(probe.pattern.engine.fullmatch, window, 0, unit)
+        found = self._run(probe.pattern.engine, window, 0, unit)
         if found is None:
             if probe.pattern.partial:
                 self._transcript.note(unit.fact, 1)
@@ -170,7 +165,7 @@ class Look:
         window = self._view(opened)
         lowest = window.end
         if unit.quick is not None:
-            found = self._run(unit.quick.search, window, window.char(opened), unit)
+            found = self._run(unit.quick, window, window.char(opened), unit)
             if found is None or found.partial:
                 self._leave(unit, window, lowest if found is None else window.byte(found.start()))
                 return None
@@ -191,7 +186,7 @@ class Look:
         opened = max(opened, resume)
         char = window.char(opened)
         while char <= len(window.text):
-            found = self._run(probe.pattern.engine.search, window, char, unit)
+            found = self._run(probe.pattern.engine, window, char, unit)
             if found is None:
                 return window.end if probe.pattern.partial else opened
             if found.partial:
@@ -232,8 +227,10 @@ class Look:
             self._window = Window(self._transcript.data, base)
         return self._window
 
-    def _run(self, attempt: Callable[..., Engine], window: Window, char: int, unit: Unit) -> Engine:
+    def _run(self, engine: Engine, window: Window, char: int, unit: Unit) -> Engine:
         text, partial = window.text, unit.probes[0].pattern.partial
+        # At the very end the two ask the same, but there `search` lets a leading `[\s\S]` match nothing.
+        attempt = engine.fullmatch if unit.whole or char == len(text) else engine.search
         self.scanned += len(text) - char
         if len(text) - char < SHORT and not unit.timed:
             return attempt(text, char, partial=partial)
@@ -242,5 +239,7 @@ class Look:
             return attempt(text, char, partial=partial, concurrent=True, timeout=max(self._left, _MIN_TIMEOUT_S))
         except TimeoutError as error:
             raise PatternTimeoutError(unit.source, "matching it took too long for one token") from error
+        except (MemoryError, RuntimeError) as error:
+            raise PatternTimeoutError(unit.source, f"matching it failed: {type(error).__name__}: {error}") from error
         finally:
             self._left -= time.thread_time() - started

@@ -123,15 +123,6 @@ class Transcript:
         """The literal automaton's state behind the last token."""
         return self.states[-1]
 
-    @state.setter
-    def state(self, state: int) -> None:
-        self.states[-1] = state
-
-    @property
-    def state_before(self) -> int:
-        """The literal automaton's state before the last token."""
-        return self.states[-2]
-
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Start and end of each token, from the end of the context."""
         return tuple(pairwise(end - self.context for end in self.ends))

@@ -18,7 +18,7 @@ import regex
 
 from vllm_lazy_grammar.core.literals import LiteralAutomaton
 from vllm_lazy_grammar.core.patterns import Limits, Pattern, compile_pattern
-from vllm_lazy_grammar.core.search import Probe, Unit
+from vllm_lazy_grammar.core.search import Probe, Unit, unit_fact
 from vllm_lazy_grammar.core.xargs import PREFIX, read_bool, read_int, read_json, read_word
 from vllm_lazy_grammar.errors import RequestError
 
@@ -384,5 +384,10 @@ def _unit(index: int, probes: list[Probe], *, whole: bool) -> Unit:
     if len(probes) > 1:
         quick = regex.compile("|".join(f"(?:{probe.pattern.body})" for probe in probes), cache_pattern=False)
     return Unit(
-        index=index, probes=tuple(probes), quick=quick, whole=whole, timed=not all(p.pattern.tame for p in probes)
+        fact=unit_fact(index),
+        first=probes[0].trigger,
+        probes=tuple(probes),
+        quick=quick,
+        whole=whole,
+        timed=not all(probe.pattern.tame for probe in probes),
     )
