@@ -1,0 +1,202 @@
+"""What no engine is given: sources so long, deep or repetitive that native code would stall on them.
+
+Invariants:
+- A source that passes is at most `SOURCE_BYTES` long, holds no NUL, and nests and repeats within the bounds below.
+- The work done here is proportional to the source's length, without recursion, whatever the source is.
+- A refusal is a GrammarError that names the field and the bound.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, NoReturn
+
+from vllm_lazy_grammar.errors import GrammarError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm_lazy_grammar.core.matcher import GrammarKey
+
+SOURCE_BYTES = 1 << 20
+"""Length of a source as UTF-8; the largest of 404 schemas from the field has 212 kB."""
+
+EXPRESSION_BYTES = 1 << 18
+"""Length of a regular expression or of a grammar's rules: they are read token by token."""
+
+JSON_DEPTH = 64
+"""Objects and arrays within each other; the conversion's cost grows with the third power of it. The deepest of 404 schemas has 24."""
+
+TAG_DEPTH = 80
+"""The same for a structural tag, which wraps schemas."""
+
+GROUP_DEPTH = 200
+"""Groups within each other, in a regular expression or a grammar rule."""
+
+QUANTIFIER_DEPTH = 8
+"""Quantified groups within each other: each level multiplies the readings of one text."""
+
+REPETITIONS = 100_000
+"""Counted repetitions within each other, multiplied: ``(a{1,100}){1,100}`` counts 10,000."""
+
+RULES = 5_000
+"""Rules of a grammar: a chain of them is a chain of states, and every copy of a matcher walks it."""
+
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_RULE = re.compile(r"^[ \t]*[?!]?[\w.-]+[ \t]*(?:::=|:)", re.MULTILINE)
+_QUANTIFIER = r"(?P<quantifier>[*+?]|\{(?P<low>\d*) *,? *(?P<high>\d*)\}|~ *(?P<least>\d+)(?: *\.\. *(?P<most>\d+))?)"
+_GROUP = r"(?P<open>\((?:\?(?:[:=!>]|<[=!]|P?<\w+>))?)|(?P<close>\))"
+_ATOM = r"(?P<atom>\\.|\[(?:\\.|[^\]\\])*\]?)"
+_REGEX = re.compile(rf"{_ATOM}|{_GROUP}|{_QUANTIFIER}[?+]?", re.DOTALL)
+_RULES = re.compile(rf'"(?:\\.|[^"\\])*"?|#[^\n]*|//[^\n]*|{_ATOM}|{_GROUP}|{_QUANTIFIER}', re.DOTALL)
+_LONGEST_COUNT = 9
+
+
+def field_of(key: GrammarKey) -> str:
+    """The request's field that a key came from, as errors name it."""
+    return f"structured_outputs.{key.kind}"
+
+
+@dataclass(slots=True)
+class _Group:
+    """Extremes of what an open group holds: quantified levels, and repetitions multiplied, along the worst path."""
+
+    quantifiers: int = 0
+    repetitions: int = 1
+
+    def join(self, quantifiers: int, repetitions: int) -> None:
+        self.quantifiers = max(self.quantifiers, quantifiers)
+        self.repetitions = max(self.repetitions, repetitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How deep an expression goes.
+
+    Args:
+        depth: groups within each other.
+        quantifiers: quantified groups within each other.
+        repetitions: counted repetitions within each other, multiplied.
+    """
+
+    depth: int
+    quantifiers: int
+    repetitions: int
+
+
+def _count(match: re.Match[str]) -> int:
+    """The largest number of repetitions that a quantifier asks for; 1 where it has no upper bound, since an engine makes a loop of it."""
+    numbers = [match[name] for name in ("low", "high", "least", "most") if match[name]]
+    return max((int(number[:_LONGEST_COUNT]) for number in numbers), default=1)
+
+
+def shape(expression: str, *, rules: bool = False) -> Shape:
+    """How deep a regular expression goes; with `rules`, the rules of an EBNF or Lark grammar, each taken for itself.
+
+    The scan ends early where groups nest too deep: what is behind does not matter any more.
+    """
+    stack, last, depth, end = [_Group()], _Group(), 0, 0
+    for match in (_RULES if rules else _REGEX).finditer(expression):
+        if expression[end : match.start()].strip():
+            last = _Group()
+        end = match.end()
+        if match["open"]:
+            stack.append(_Group())
+            depth = max(depth, len(stack) - 1)
+            if depth > GROUP_DEPTH:
+                break
+            continue
+        if match["quantifier"]:
+            last = _Group(last.quantifiers + 1, last.repetitions * _count(match))
+        else:
+            last = stack.pop() if match["close"] and len(stack) > 1 else _Group()
+        stack[-1].join(last.quantifiers, last.repetitions)
+    return Shape(depth, max(g.quantifiers for g in stack), max(g.repetitions for g in stack))
+
+
+def _json_depth(text: str) -> int:
+    brackets = (1 if mark in "{[" else -1 for mark in re.findall(r"[{}\[\]]", _JSON_STRING.sub("", text)))
+    return max(accumulate(brackets), default=0)
+
+
+def _values(node: object) -> Iterator[tuple[str, object]]:
+    """Every key and its value in a JSON value; not deeper than `TAG_DEPTH`, which was checked."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield name, value
+            yield from _values(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _values(value)
+
+
+def patterns(source: str) -> list[str]:
+    """The regular expressions in a JSON source: values of `pattern` and names in `patternProperties`, each once, in order."""
+    found: dict[str, None] = {}
+    for name, value in _values(json.loads(source)):
+        if name == "pattern" and isinstance(value, str):
+            found[value] = None
+        if name == "patternProperties" and isinstance(value, dict):
+            found.update(dict.fromkeys(value))
+    return list(found)
+
+
+def _grammars(source: str) -> list[str]:
+    return [value for name, value in _values(json.loads(source)) if name == "grammar" and isinstance(value, str)]
+
+
+def _refuse(key: GrammarKey, reason: str) -> NoReturn:
+    raise GrammarError(field_of(key), key.source, reason)
+
+
+def _check_shape(key: GrammarKey, expression: str, *, rules: bool) -> None:
+    what = "a rule" if rules else "a regular expression"
+    if len(expression) > EXPRESSION_BYTES:
+        _refuse(key, f"{what} may have {EXPRESSION_BYTES} characters, this has {len(expression)}")
+    found = shape(expression, rules=rules)
+    if found.depth > GROUP_DEPTH:
+        _refuse(key, f"{what} may nest {GROUP_DEPTH} groups, this one nests more")
+    if found.quantifiers > QUANTIFIER_DEPTH:
+        _refuse(key, f"{what} may nest {QUANTIFIER_DEPTH} quantified groups, this one nests {found.quantifiers}")
+    if found.repetitions > REPETITIONS:
+        _refuse(key, f"nested repetitions may multiply to {REPETITIONS}, these multiply to {found.repetitions}")
+
+
+def _check_rules(key: GrammarKey, text: str) -> None:
+    rules = len(_RULE.findall(text))
+    if rules > RULES:
+        _refuse(key, f"a grammar may have {RULES} rules, this one has {rules}")
+    _check_shape(key, text, rules=True)
+
+
+def _check_json(key: GrammarKey) -> None:
+    limit = TAG_DEPTH if key.kind == "structural_tag" else JSON_DEPTH
+    depth = _json_depth(key.source)
+    if depth > limit:
+        _refuse(key, f"objects and arrays may nest {limit} levels, these nest {depth}")
+    try:
+        json.loads(key.source)
+    except ValueError as error:
+        raise GrammarError(field_of(key), key.source, f"is not JSON: {error}") from error
+    for pattern in patterns(key.source):
+        _check_shape(key, pattern, rules=False)
+    for grammar in _grammars(key.source):
+        _check_rules(key, grammar)
+
+
+def check(key: GrammarKey) -> None:
+    """Refuse what could stall an engine. GrammarError, with the bound that is exceeded."""
+    size = len(key.source.encode("utf-8", "surrogatepass"))
+    if size > SOURCE_BYTES:
+        _refuse(key, f"may have {SOURCE_BYTES} bytes, this has {size}")
+    if "\0" in key.source:
+        _refuse(key, "must not hold a NUL character")
+    if key.kind == "regex":
+        _check_shape(key, key.source, rules=False)
+    elif key.kind == "grammar":
+        _check_rules(key, key.source)
+    elif key.kind != "json_object":
+        _check_json(key)
