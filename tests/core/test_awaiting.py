@@ -147,6 +147,30 @@ def test_a_control_token_whose_text_holds_a_trigger_is_judged_as_the_session_fee
     assert Request(vocabulary, ["word:<call>"], "<b>a").masked() == ["<call>", "<call>"]
 
 
+def test_a_control_token_is_refused_where_only_free_text_of_the_grammar_would_take_it():
+    vocabulary = vocabulary_of("a", "<call>", special=(END, "<call>"))
+    request = Request(vocabulary, ["word:<call>"], "[a-z<>]*")
+    row = rows.ones(1)
+    assert request.rows.fill(request.gate, row, must_call=False)
+    assert rows.masked_ids(row, vocabulary.size).tolist() == [3, 4, 5]
+
+
+def test_a_stop_id_is_never_masked_where_the_turn_may_end_whatever_its_text_holds():
+    assert Request(vocabulary_of("<|x", "a"), ["word:<|"], "<[|]a").masked() == ["<|x"]
+
+
+def test_a_trigger_begun_by_several_tokens_is_replayed_from_where_it_begins():
+    request = Request(vocabulary_of("a", "b", "x"), ["word:aab", "word:ab"], "ab").read("a", "a")
+    assert request.masked() is None
+    request = Request(vocabulary_of("a", "b", "x"), ["word:aab", "word:ab"], "b").read("a", "a")
+    assert request.masked() == ["b"]
+
+
+def test_a_token_that_goes_on_with_a_begun_trigger_for_several_bytes_is_found():
+    request = Request(vocabulary_of("<fun", "ction=list", "ction=get", "ction"), ["word:<function="], GET).read("<fun")
+    assert request.masked() == ["ction=list"]
+
+
 def test_behind_a_trigger_only_what_follows_the_whole_match_counts_with_start_after():
     request = Request(vocabulary_of("<t>", "<t>a", "<t>b"), ["word:<t>"], "a+", start="after")
     assert request.masked() == ["<t>b"]
@@ -213,6 +237,14 @@ def test_requests_with_equal_triggers_and_grammar_share_their_rows():
     assert len(cache) == held
     other = Request(vocabulary, ["word:<function="], "<function=list>", cache=cache).read("<function")
     assert other.masked() == ["=get", "=g", "<function=g"]
+
+
+def test_requests_that_share_rows_differ_where_their_look_behinds_do():
+    cache, vocabulary, pattern = RowCache(1 << 20), vocabulary_of(*T1), ["pattern:(?<!`)<function="]
+    for _ in range(2):
+        fires = Request(vocabulary, pattern, GET, cache=cache).read("<function")
+        quoted = Request(vocabulary, pattern, GET, cache=cache).read("`", "<function")
+        assert (fires.masked(), quoted.masked()) == (["=list", "<function=list"], ["<function=list"])
 
 
 def test_the_gate_is_where_it_was_after_every_call():
@@ -340,6 +372,23 @@ def test_a_half_character_is_finished_first():
     for first, pieces in allowed.items():
         request = Request(half, ["word:<t>"], "<t>a", **FORCE).read(half.pieces.index(first))
         assert request.allowed() == [piece.decode("utf-8", "surrogateescape") for piece in pieces]
+
+
+def test_half_a_character_of_two_bytes_lacks_one():
+    vocabulary = vocabulary_of(b"\xe2", b"\x82", b"\xac<", b"\x82<", b"\xac\xac", "<t>")
+    request = Request(vocabulary, ["word:<t>"], "<t>a", **FORCE).read(0, 1)
+    assert request.allowed() == [piece.decode("utf-8", "surrogateescape") for piece in (b"\x82", b"\xac<", b"\x82<")]
+
+
+def test_a_trigger_token_whose_piece_the_grammar_refuses_is_not_forced():
+    vocabulary = vocabulary_of(*TOOL, special=(END, "<call>"))
+    request = Request(vocabulary, ["word:<tool>", "token:<call>"], "<tool>a", **FORCE).read("<")
+    assert request.allowed() == ["tool>", "to"]
+
+
+def test_a_stop_id_is_not_forced_though_its_text_leads_into_a_trigger():
+    vocabulary = vocabulary_of("<", "a")
+    assert Request(vocabulary, ["word:<|end|>x"], "<[|]end[|]>x", **FORCE).allowed() == ["<"]
 
 
 def test_a_word_that_is_half_written_inside_a_character_goes_on_with_its_own_bytes():
