@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import openai
 import pytest
 
@@ -143,8 +141,9 @@ BIG_SCHEMA = {
 HARD = {
     "quantifiers in quantifiers": {"regex": repeated(6)},
     "two thousand groups": {"regex": "(" * 2_000 + "a" + ")" * 2_000},
-    "five hundred levels": {"json": nested_schema(500)},
-    "five hundred levels as text": {"json": json.dumps(nested_schema(500))},
+    "two hundred levels": {"json": nested_schema(200)},
+    "five hundred levels": {"json": '{"type": "object", "properties": {"a": ' * 500 + "{}" + "}}" * 500},
+    "five hundred lists": {"json": '{"enum": [' + "[" * 500 + "]" * 500 + "]}"},
     "five megabytes": {"json": BIG_SCHEMA},
     "a NUL in a grammar": {"grammar": 'root ::= "a\0b"'},
     "a NUL in a regex": {"regex": "a\0b"},
