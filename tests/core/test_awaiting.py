@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracles import awaiting_twin as twin
-from vllm_lazy_grammar.core import rows
+from vllm_lazy_grammar.core import refusals, rows
 from vllm_lazy_grammar.core.awaiting import AwaitingRows
 from vllm_lazy_grammar.core.byte_trie import ByteTrie
 from vllm_lazy_grammar.core.compiles import GrammarStore
@@ -15,8 +15,9 @@ from vllm_lazy_grammar.core.gate import Awaiting, Gate
 from vllm_lazy_grammar.core.inside import Inside
 from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.prewarm import Worker
-from vllm_lazy_grammar.core.refusals import Refusals, taken_texts
+from vllm_lazy_grammar.core.refusals import Refusals
 from vllm_lazy_grammar.core.rows import RowCache
+from vllm_lazy_grammar.core.trial import taken_texts
 from vllm_lazy_grammar.core.triggers import Trigger, Triggers, TriggerSpec
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
 from vllm_lazy_grammar.testing import FakeEngine
@@ -206,6 +207,14 @@ def test_a_pattern_whose_replay_is_taken_saves_a_token_whose_words_replay_is_ref
     assert request.read("a").masked() is None
     assert request.read("b").masked() is None
     assert request.read("b").masked() == ["{b"]
+
+
+@pytest.mark.parametrize("limit", ["_TRIED", "_WINDOW"])
+def test_how_far_patterns_are_looked_at_is_bounded_and_what_is_beyond_stays_masked(monkeypatch, limit):
+    request = Request(vocabulary_of("{b", "a"), ["word:{", "pattern:a\\{"], "a\\{b").read("a")
+    assert request.masked() is None
+    monkeypatch.setattr(refusals, limit, 0)
+    assert request.masked() == ["{b"]
 
 
 def test_a_word_that_begins_in_the_context_does_not_count():

@@ -6,22 +6,19 @@ tokens at once and prefix by prefix, so that the hundreds of tokens that begin w
 bytes is then asked exactly as the session will feed it.
 
 Invariants:
-- The answer is the gate's and the grammar's: observing each token and refusing its replays one by one gives the same.
-- The live matcher is never touched, and no compile is joined.
+- The answer is the gate's and the grammar's: observing each token and refusing its replays one by one gives the same. Patterns besides
+  literals are the one exception: see `Refusals.find`.
 - What is cached is a function of its key: the state of the literals, the tokens that a replay could reach, and what look-behinds say.
+- No compile is joined, and neither the live matcher nor, after a call, the gate is moved.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from vllm_lazy_grammar.core.blanks import START
-from vllm_lazy_grammar.core.gate import Fired
-from vllm_lazy_grammar.core.journal import Phase, Position
-from vllm_lazy_grammar.core.matcher import NO_MATCHER
 from vllm_lazy_grammar.core.rows import IdSet, allowed_ids, masked_ids, ones, row_of, zeros
 from vllm_lazy_grammar.core.transcript import Fed
-from vllm_lazy_grammar.errors import PatternTimeoutError
+from vllm_lazy_grammar.core.trial import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.byte_trie import ByteTrie
     from vllm_lazy_grammar.core.gate import Gate
     from vllm_lazy_grammar.core.inside import Inside
-    from vllm_lazy_grammar.core.matcher import GrammarKey, Matcher
+    from vllm_lazy_grammar.core.matcher import GrammarKey
     from vllm_lazy_grammar.core.rows import RowCache
     from vllm_lazy_grammar.core.triggers import Triggers
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
@@ -37,29 +34,21 @@ if TYPE_CHECKING:
 _KEPT = 16
 """Verdicts that one request keeps for itself."""
 
-_BEFORE = Position(Phase.AWAITING, NO_MATCHER, steps=0, blanks=START)
+_WINDOW = 256
+"""Bytes of the text in which a pattern's replay may begin, where a pattern may save a token from being masked."""
+
+_TRIED = 64
+"""Tokens that are tried on the gate, at one position, because a pattern may save them."""
+
+_Site = tuple[int, int]
+"""A literal that would end in a token: its index, and where it begins, counted from the end of the text so far."""
 
 
-class Verdict(NamedTuple):
-    """What is refused at a position.
+class _Plan(NamedTuple):
+    """From one state of the literals: the tokens that could fire, by which literals, and for which of those a look-behind is asked now."""
 
-    Args:
-        refused: refused wherever the key is the same.
-        open: refused or not, as patterns and look-behinds inside the token decide; to be tried each time.
-    """
-
-    refused: IdSet
-    open: tuple[int, ...]
-
-
-_NOTHING = Verdict(IdSet((), 0), ())
-
-
-class _Site(NamedTuple):
-    """A literal that would end in a token: which one, and where it begins, counted from the end of the text."""
-
-    literal: int
-    start: int
+    sites: Mapping[int, tuple[_Site, ...]]
+    asks: tuple[_Site, ...]
 
 
 class _Key(NamedTuple):
@@ -70,23 +59,30 @@ class _Key(NamedTuple):
     holds: tuple[bool, ...]
 
 
-class _Plan(NamedTuple):
-    """From one state of the literals: the tokens that could fire, by which literals, and for which of those a look-behind is asked now."""
+class _Match(NamedTuple):
+    """A match on a token: where its replay begins, counted from the end of the text; the site, where only the token's own bytes will tell its look-behind."""
 
-    sites: Mapping[int, tuple[_Site, ...]]
-    asks: tuple[_Site, ...]
+    at: int
+    unsure: _Site | None
 
 
-class _Case(NamedTuple):
-    """A match on a token: what the grammar would be fed, and whether the match is sure to count."""
+class _Open(NamedTuple):
+    """Matches on one token that count or not: those whose replay is taken, those whose is not, and whether some match counts and is refused anyway."""
 
-    replay: tuple[Fed, ...]
+    taken: tuple[_Site, ...]
+    refused: tuple[_Site, ...]
     sure: bool
 
-    @property
-    def data(self) -> bytes:
-        """The replay's bytes."""
-        return b"".join([fed.data for fed in self.replay])
+
+class _Verdict(NamedTuple):
+    """The tokens that are refused wherever the key is the same, and those for which look-behinds must be asked each time."""
+
+    refused: IdSet
+    open: Mapping[int, _Open]
+
+
+_NONE = IdSet((), 0)
+_NOTHING = _Verdict(_NONE, {})
 
 
 class Refusals:
@@ -110,32 +106,37 @@ class Refusals:
         key: GrammarKey,
         rows: RowCache,
     ) -> None:
-        self._vocabulary, self._trie, self._triggers, self._inside, self._rows = (
-            vocabulary,
-            trie,
-            triggers,
-            inside,
-            rows,
-        )
+        self._vocabulary, self._trie, self._triggers, self._rows = vocabulary, trie, triggers, rows
+        self._trial = Trial(inside)
         self._shared = (triggers.spec, key)
         self._words = [triggers.spec.triggers[trigger].kind == "word" for trigger in triggers.literal_triggers]
-        exact = (*triggers.literal_triggers, *triggers.tokens.values())
-        self._exact = frozenset(triggers.spec.triggers[trigger] for trigger in exact)
-        self._verdicts: dict[_Key, Verdict] = {}
+        self._lengths = [len(text) for text in triggers.literals.texts]
+        self._verdicts: dict[_Key, _Verdict] = {}
         self._plans: dict[int, _Plan] = {}
         self._whole: tuple[int, ...] | None = None
-        self._first: Position | None = None
 
     def find(self, gate: Gate) -> IdSet:
-        """The tokens that are refused where the gate stands, awaiting. The grammar must be compiled; `gate` is moved and put back."""
+        """The tokens that are refused where the gate stands, awaiting. The grammar must be compiled; `gate` is moved and put back.
+
+        A token on which a pattern besides the literals fires, with a replay that the grammar takes, is not among them. That is looked at
+        for replays that begin in the last 256 bytes, and for at most 64 tokens at a position.
+        """
         key = self._key(gate)
         verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = self._keep(key, self._known(key) or self._work_out(gate, key))
-        if not verdict.open:
-            return verdict.refused
-        found = [token for token in verdict.open if self._is_refused(gate, token)]
-        return IdSet([*found, *verdict.refused.ids], self._vocabulary.size) if found else verdict.refused
+        refused = verdict.refused
+        if verdict.open:
+            refused = self._with(refused, [t for t, found in verdict.open.items() if self._decide(gate, t, found)])
+        if self._triggers.has_patterns and len(refused):
+            refused = self._without(refused, self._saved(gate, refused.ids, self._plan(key.state)))
+        return refused
+
+    def _with(self, ids: IdSet, more: list[int]) -> IdSet:
+        return IdSet([*ids.ids, *more], self._vocabulary.size) if more else ids
+
+    def _without(self, ids: IdSet, fewer: set[int]) -> IdSet:
+        return IdSet(ids.ids - fewer, self._vocabulary.size) if fewer else ids
 
     # -- what is known ------------------------------------------------------------------------------------------------
 
@@ -144,25 +145,28 @@ class Refusals:
         tail = gate.tail(int(self._triggers.literals.depth[state])) if state else ()
         if not self._triggers.lookbehind:
             return _Key(state, tail, ())
-        return _Key(state, tail, tuple(self._holds(gate, site) for site in self._plan(state).asks))
+        return _Key(state, tail, tuple(self._holds(gate, site, b"") for site in self._plan(state).asks))
 
-    def _holds(self, gate: Gate, site: _Site) -> bool:
-        text = gate.before(self._triggers.lookbehind - site.start)
-        return self._triggers.lookbehind_holds(site.literal, text[: len(text) + site.start])
+    def _holds(self, gate: Gate, site: _Site, piece: bytes) -> bool:
+        """Whether the look-behind before a site holds; `piece` is the token's, where the site begins inside it."""
+        literal, start = site
+        text = gate.before(self._triggers.lookbehind + max(-start, 0)) + piece
+        cut = len(text) - len(piece) + start
+        return self._triggers.lookbehind_holds(literal, text[max(0, cut - self._triggers.lookbehind) : cut])
 
-    def _keep(self, key: _Key, verdict: Verdict) -> Verdict:
+    def _keep(self, key: _Key, verdict: _Verdict) -> _Verdict:
         if len(self._verdicts) >= _KEPT:
             self._verdicts.clear()
             self._plans.clear()
         self._verdicts[key] = verdict
         return verdict
 
-    def _known(self, key: _Key) -> Verdict | None:
+    def _known(self, key: _Key) -> _Verdict | None:
         row = ones(self._vocabulary.row_words)
         if not self._rows.get(("refused", self._shared, key), row):
             return None
         ids = masked_ids(row, self._vocabulary.size)
-        return Verdict(IdSet(ids.tolist(), self._vocabulary.size), ()) if len(ids) else _NOTHING
+        return _Verdict(IdSet(ids.tolist(), self._vocabulary.size), {}) if len(ids) else _NOTHING
 
     # -- which tokens could fire --------------------------------------------------------------------------------------
 
@@ -170,8 +174,11 @@ class Refusals:
         plan = self._plans.get(state)
         if plan is None:
             sites = {token: self._sites(state, token) for token in self._candidates(state)}
-            behind = {s for found in sites.values() for s in found if s.start <= 0 and not self._words[s.literal]}
-            plan = self._plans[state] = _Plan(sites, tuple(sorted(behind)) if self._triggers.lookbehind else ())
+            asks: tuple[_Site, ...] = ()
+            if self._triggers.lookbehind:
+                now = {site for found in sites.values() for site in found if site[1] <= 0}
+                asks = tuple(sorted(site for site in now if not self._words[site[0]]))
+            plan = self._plans[state] = _Plan(sites, asks)
         return plan
 
     def _candidates(self, state: int) -> Iterable[int]:
@@ -195,26 +202,33 @@ class Refusals:
         return self._whole
 
     def _sites(self, state: int, token: int) -> tuple[_Site, ...]:
-        literals = self._triggers.literals
-        _, ends = literals.scan(state, self._vocabulary.piece(token))
-        return tuple(
-            _Site(literal, end - len(literals.texts[literal])) for end, at in ends for literal in literals.outputs[at]
-        )
+        outputs, lengths = self._triggers.literals.outputs, self._lengths
+        _, ends = self._triggers.literals.scan(state, self._vocabulary.piece(token))
+        return tuple([(literal, end - lengths[literal]) for end, at in ends for literal in outputs[at]])
 
     # -- what the grammar refuses -------------------------------------------------------------------------------------
 
-    def _work_out(self, gate: Gate, key: _Key) -> Verdict:
-        cases = {token: tuple(self._cases(gate, key, token)) for token in self._plan(key.state).sites}
-        possible = taken_texts(self._start().matcher, {case.data for found in cases.values() for case in found})
+    def _work_out(self, gate: Gate, key: _Key) -> _Verdict:
+        matches = {token: list(self._matches(gate, key, token)) for token in self._plan(key.state).sites}
+        tail = b"".join([fed.data for fed in key.tail])
+        piece = self._vocabulary.piece
+        texts = {token: [_text(tail, piece(token), match.at) for match in found] for token, found in matches.items()}
+        possible = self._trial.taken({text for found in texts.values() for text in found})
         refused: list[int] = []
-        undecided: list[int] = []
-        for token, found in cases.items():
-            accepted = [case.data in possible and self._takes(case.replay) for case in found]
-            sure = [case.sure for case in found]
-            if not found or all(accepted) or any(map(_both, accepted, sure)):
+        undecided: dict[int, _Open] = {}
+        for token, found in matches.items():
+            taken = [
+                match
+                for match, text in zip(found, texts[token], strict=True)
+                if text in possible and self._trial.takes(self._replay(key.tail, match.at, token))
+            ]
+            if len(taken) == len(found) or not all(match.unsure for match in taken):
                 continue
-            (refused if all(sure) and not self._triggers.has_patterns else undecided).append(token)
-        verdict = Verdict(IdSet(refused, self._vocabulary.size), tuple(undecided)) if refused or undecided else _NOTHING
+            if any(match.unsure for match in found):
+                undecided[token] = _opened(found, taken)
+            else:
+                refused.append(token)
+        verdict = _Verdict(IdSet(refused, self._vocabulary.size), undecided)
         if not undecided:
             self._publish(key, verdict.refused)
         return verdict
@@ -224,104 +238,73 @@ class Refusals:
         refused.mask(row)
         self._rows.put(("refused", self._shared, key), row)
 
-    def _cases(self, gate: Gate, key: _Key, token: int) -> Iterator[_Case]:
+    def _matches(self, gate: Gate, key: _Key, token: int) -> Iterator[_Match]:
         """The matches on a token that count, or may: a literal that begins inside the token is judged by a look-behind that sees the token."""
-        plan, piece = self._plan(key.state), self._vocabulary.piece(token)
+        plan, length, after = self._plan(key.state), gate.length, self._triggers.after
         if token in self._triggers.token_ids:
-            yield _Case(() if self._triggers.after else (Fed(token, piece, whole=True),), sure=True)
+            yield _Match(len(self._vocabulary.piece(token)) if after else 0, None)
         for site in plan.sites[token]:
-            word = self._words[site.literal]
-            if word and -site.start > gate.length:
+            literal, start = site
+            word = self._words[literal]
+            if word and -start > length:
                 continue
             if site in plan.asks and not key.holds[plan.asks.index(site)]:
                 continue
-            sure = word or site.start <= 0 or not self._triggers.lookbehind
-            yield _Case(self._replay(key.tail, site, token, piece), sure)
+            unsure = not word and start > 0 and self._triggers.lookbehind
+            yield _Match(start + self._lengths[literal] if after else start, site if unsure else None)
 
-    def _replay(self, tail: tuple[Fed, ...], site: _Site, token: int, piece: bytes) -> tuple[Fed, ...]:
-        at = site.start + (len(self._triggers.literals.texts[site.literal]) if self._triggers.after else 0)
-        last = Fed(token, piece[max(at, 0) :], whole=at <= 0)
+    def _replay(self, tail: tuple[Fed, ...], at: int, token: int) -> tuple[Fed, ...]:
+        last = Fed(token, self._vocabulary.piece(token)[max(at, 0) :], whole=at <= 0)
         return (*_cut(tail, -at), last) if last.data else ()
 
-    def _start(self) -> Position:
-        """A position of our own at the grammar's start."""
-        if self._first is None:
-            self._first = self._inside.start(_BEFORE)._replace(trail=None)
-        return self._first
+    def _decide(self, gate: Gate, token: int, found: _Open) -> bool:
+        """Whether a token is refused now: some match counts, and none whose replay is taken."""
+        piece = self._vocabulary.piece(token)
+        if any(self._holds(gate, site, piece) for site in found.taken):
+            return False
+        return found.sure or any(self._holds(gate, site, piece) for site in found.refused)
 
-    def _takes(self, replay: tuple[Fed, ...]) -> bool:
-        """Whether the grammar takes all of it, as a session would feed it."""
-        start = self._start()
-        at: Position | None = start
-        for fed in replay:
-            at = self._inside.take_fed(at, fed) if at is not None else None
-        start.matcher.rollback(start.matcher.steps - start.steps)
-        return at is not None
+    # -- patterns -----------------------------------------------------------------------------------------------------
 
-    def _is_refused(self, gate: Gate, token: int) -> bool:
-        """By trying: whether the gate fires on the token, not by patterns alone, and the grammar refuses every match.
+    def _saved(self, gate: Gate, refused: Iterable[int], plan: _Plan) -> set[int]:
+        """The refused tokens on which a pattern fires with a replay that the grammar takes.
 
-        Where a pattern runs too long the answer is no: the error is the real token's, if it ever comes.
+        Only a token behind which the grammar takes some end of the text can be one; those are tried on the gate.
         """
-        try:
-            outcome = gate.observe(token)
-        except PatternTimeoutError:
-            return False
-        refused = False
-        try:
-            while isinstance(outcome, Fired):
-                if self._takes(outcome.replay):
-                    return False
-                refused |= outcome.trigger in self._exact
-                outcome = gate.refuse()
-        except PatternTimeoutError:
-            return False
-        finally:
-            gate.undo()
-        return refused
+        text = b"".join([fed.data for fed in gate.tail(_WINDOW)])
+        begun = self._trial.taken({text[at:] for at in range(len(text))})
+        ends = {token: self._ends(begun, token, plan.sites[token]) for token in refused}
+        possible = self._trial.taken({end for found in ends.values() for end in found})
+        worth = (token for token in sorted(ends) if self._triggers.after or not possible.isdisjoint(ends[token]))
+        return {token for token, _ in zip(worth, range(_TRIED), strict=False) if self._trial.takes_some(gate, token)}
+
+    def _ends(self, begun: set[bytes], token: int, sites: Iterable[_Site]) -> set[bytes]:
+        """The ends of the text with the token that the grammar may take, but those known to be refused."""
+        piece = self._vocabulary.piece(token)
+        known = set() if self._triggers.after else {start for literal, start in sites if self._words[literal]}
+        return {start + piece for start in begun if -len(start) not in known} | {
+            piece[at:] for at in range(len(piece)) if at not in known
+        }
 
 
-def _both(accepted: bool, sure: bool) -> bool:  # noqa: FBT001 - mapped over two lists
-    return accepted and sure
+def _opened(found: list[_Match], taken: list[_Match]) -> _Open:
+    refused = [match for match in found if match not in taken]
+    return _Open(
+        tuple([match.unsure for match in taken if match.unsure]),
+        tuple([match.unsure for match in refused if match.unsure]),
+        sure=not all(match.unsure for match in refused),
+    )
+
+
+def _text(tail: bytes, piece: bytes, at: int) -> bytes:
+    """The text from `at` on, counted from the end of the tail, with the token's piece."""
+    return piece[at:] if at >= 0 else tail[max(0, len(tail) + at) :] + piece
 
 
 def _cut(tail: tuple[Fed, ...], size: int) -> Iterator[Fed]:
     """The last `size` bytes of a tail."""
-    skip = sum(len(fed.data) for fed in tail) - size
+    skip = sum([len(fed.data) for fed in tail]) - size
     for fed in tail:
         if skip < len(fed.data):
             yield fed if skip <= 0 else Fed(fed.token, fed.data[skip:], whole=False)
         skip -= len(fed.data)
-
-
-def taken_texts(matcher: Matcher, texts: Iterable[bytes]) -> set[bytes]:
-    """Those of `texts` that the matcher takes from where it stands; it is left there.
-
-    In sorted order texts that begin alike follow each other, so each distinct prefix is offered once, and nothing behind a refused one.
-    """
-    taken: set[bytes] = set()
-    written, refused = b"", None
-    for text in sorted(texts):
-        if refused is not None and text.startswith(refused):
-            continue
-        kept = _shared_prefix(written, text)
-        matcher.rollback(len(written) - kept)
-        refused = _write(matcher, text, kept)
-        written = text if refused is None else refused[:-1]
-        if refused is None:
-            taken.add(text)
-    matcher.rollback(len(written))
-    return taken
-
-
-def _write(matcher: Matcher, text: bytes, kept: int) -> bytes | None:
-    """Offer the bytes behind `kept`, each as a step; the prefix that is refused, or None."""
-    for end in range(kept, len(text)):
-        if not matcher.accept_bytes(text[end : end + 1]):
-            return text[: end + 1]
-    return None
-
-
-def _shared_prefix(a: bytes, b: bytes) -> int:
-    size = min(len(a), len(b))
-    return next((k for k in range(size) if a[k] != b[k]), size)
