@@ -14,10 +14,10 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.logger import init_logger
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
+from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import GrammarRequest, grammar_key
 from vllm_lazy_grammar.core import byte_trie, rows
 from vllm_lazy_grammar.core.awaiting import AwaitingRows
@@ -34,8 +34,6 @@ from vllm_lazy_grammar.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, StructuredOutputOptions
-
-logger = init_logger(__name__)
 
 _MB = 1 << 20
 _BLANK_MODES: dict[str, Any] = {"json": "json", "json_object": "json", "structural_tag": "mixed"}

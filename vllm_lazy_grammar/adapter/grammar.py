@@ -12,9 +12,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.core.rows import ALL
 from vllm_lazy_grammar.errors import LazyGrammarError
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.adapter.backend import Hold
     from vllm_lazy_grammar.core.session import Session
     from vllm_lazy_grammar.core.trace import Trace
-
-logger = init_logger(__name__)
 
 FAULTS = (
     LazyGrammarError, ArithmeticError, AssertionError, AttributeError, BufferError, LookupError, MemoryError, OSError, RuntimeError,

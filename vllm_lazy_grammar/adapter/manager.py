@@ -12,10 +12,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from vllm.logger import init_logger
-
 from vllm_lazy_grammar.adapter.backend import LazyBackend
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar
+from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import read
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
-
-logger = init_logger(__name__)
 
 BACKEND = "lazy"
 
