@@ -464,7 +464,7 @@ def test_a_runaway_pattern_behind_the_trigger_that_fires_is_never_tried():
 
 
 def test_other_requests_go_on_while_a_pattern_runs_away():
-    slow, other = bench("pattern:(a|aa)+$", pieces=[b"a" * 60 + b"!"], timeout_ms=500), bench(r"pattern:\s(<t>)")
+    slow, other = bench("pattern:(a|aa)+$", pieces=[b"a" * 60 + b"!"], timeout_ms=200), bench(r"pattern:\s(<t>)")
     ready, finished = threading.Event(), []
 
     def read_on():

@@ -72,8 +72,10 @@ def step(number, gate, model, history):
     st.sampled_from([b"", b"", b"a", b"<ab "]),
     st.sampled_from(["trigger", "after"]),
 )
-@example([("pattern", r"^[\s\S]*?\b")], [6, 6, 0], b"", "trigger")
-@example([("pattern", r".*?(?<=\w)")], [3, 3, 0], b"", "trigger")
+@example([("pattern", r"^a.*?(?<=<)b")], [0, 6, 3, 1], b"", "trigger")
+@example([("pattern", r"[\s\S]")], [9, 6, -1, -1], b"", "trigger")
+@example([("pattern", r"(?>[a-z<].|[a-z<]+)+")], [8, -1, 19], b"", "after")
+@example([("pattern", r"^a|a(b)$")], [2, -1], b"", "trigger")
 @example([("pattern", r"a(?!$)b")], [0, 1], b"", "trigger")
 @example([("pattern", r"<\Ba")], [3, 0, 0], b"", "trigger")
 @settings(max_examples=500)

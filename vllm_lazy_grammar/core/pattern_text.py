@@ -71,6 +71,7 @@ class Shape:
         depth: the deepest nesting of groups.
         size: atoms once counted repetitions are written out; what compiling it costs.
         repeats: quantifiers.
+        choices: alternatives beyond the first, in all groups.
         looped: a whole group or a back reference repeats, so matching may run away.
         odd: something is in it that is not understood here.
         flagged: flags that hold for the whole pattern.
@@ -89,6 +90,7 @@ class Shape:
     depth: int = 0
     size: int = 0
     repeats: int = 0
+    choices: int = 0
     looped: bool = False
     odd: bool = False
     flagged: bool = False
@@ -171,6 +173,7 @@ class _Reader:
             self._flags(atom.text[2:-1])
         else:
             self._single(atom)
+            self.shape.choices += atom.kind == "bar"
             self.shape.bars |= atom.kind == "bar" and len(self.levels) == 1
             self.shape.inner_end |= atom.text in _END_TESTS and index < len(self.shape.atoms) - 1
             self._add(1)

@@ -33,8 +33,11 @@ Lead = Literal["", "line", "all"]
 MAX_SIZE = 10_000
 """Atoms of a pattern once its counted repetitions are written out; the engine takes about 20 ms to compile so many."""
 
+SHORT = 40
+"""Characters below which a tame pattern is tried without a time limit: asking for one costs more than the search."""
+
 _EMPTY_TIMEOUT_S = 0.05
-_TAME_REPEATS = 3
+_TAME_WAYS = 64_000
 
 
 class Limits(NamedTuple):
@@ -183,10 +186,18 @@ def _is_exact(shape: Shape) -> bool:
     return not (shape.odd or (shape.inner_end and shape.negative) or (shape.lazy and shape.looks_behind))
 
 
+def _is_tame(shape: Shape) -> bool:
+    """Whether the ways to match from one position in a short text are few: each repetition has as many as characters, each choice two."""
+    if shape.looped or shape.references or shape.odd:
+        return False
+    ways: int = SHORT**shape.repeats << shape.choices
+    return ways <= _TAME_WAYS
+
+
 def _assemble(source: str, form: _Form, body: str, engine: Engine) -> Pattern:
     shape = shape_of("".join(atom.text for atom in form.atoms))
     exact = _is_exact(shape)
-    tame = shape.repeats <= _TAME_REPEATS and not (shape.looped or shape.references or shape.odd)
+    tame = _is_tame(shape)
     plain = not (shape.flagged or shape.wide or shape.references or form.whole)
     return Pattern(
         source=source,

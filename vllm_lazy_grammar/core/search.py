@@ -13,14 +13,12 @@ from codecs import utf_8_decode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from vllm_lazy_grammar.core.patterns import SHORT
 from vllm_lazy_grammar.errors import PatternTimeoutError
 
 if TYPE_CHECKING:
     from vllm_lazy_grammar.core.patterns import Engine, Pattern
     from vllm_lazy_grammar.core.transcript import Fact, Transcript
-
-SHORT = 40
-"""Characters below which a tame pattern is searched for without a time limit: asking for one costs more than the search."""
 
 _ASCII_END = 0x80
 _TAIL = 3

@@ -58,18 +58,7 @@ class Ledger:
         else:
             self.facts[fact] = value
 
-    @property
-    def changes(self) -> int:
-        """How many changes could be wound back."""
-        return len(self.log)
-
-    def rewind(self, changes: int) -> None:
-        """Back to when `changes` was that."""
-        while len(self.log) > changes:
-            _, fact, old = self.log.pop()
-            self._put(fact, old)
-
-    def rewind_step(self, step: int) -> None:
+    def rewind(self, step: int) -> None:
         """Undo what was noted at `step` and later."""
         while self.log and self.log[-1][0] >= step:
             _, fact, old = self.log.pop()
@@ -136,7 +125,7 @@ class Transcript:
 
     def pop(self) -> None:
         """Without the last token, and without what was noted since it was pushed."""
-        self.facts.rewind_step(len(self))
+        self.facts.rewind(len(self))
         self.tokens.pop()
         self.ends.pop()
         self.states.pop()
