@@ -21,7 +21,7 @@ from typing import Any
 
 import jsonschema
 
-from tests.serving.servers import LAZY, MODEL, Server, lazy
+from tests.serving.servers import LAZY, MODEL, Server, ServerError, lazy
 
 MARKER = "<answer>"
 SCHEMA: dict[str, Any] = {
@@ -200,7 +200,10 @@ def start(log_path: Path) -> Server:
     say("$ vllm " + shlex.join(LAZY.command(LAZY.model_path(), 8000)[1:]))
     say("  starting (half a minute on two cores) ...")
     began = time.monotonic()
-    server = Server.start(LAZY, log_path)
+    try:
+        server = Server.start(LAZY, log_path)
+    except ServerError as error:
+        raise SystemExit(f"the server did not start:\n{error}") from error
     say(f"  up after {time.monotonic() - began:.0f} s on port {server.port}")
     return server
 
