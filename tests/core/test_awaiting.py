@@ -20,6 +20,7 @@ from vllm_lazy_grammar.core.rows import RowCache
 from vllm_lazy_grammar.core.trial import taken_texts
 from vllm_lazy_grammar.core.triggers import Trigger, Triggers, TriggerSpec
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
+from vllm_lazy_grammar.errors import PatternTimeoutError
 from vllm_lazy_grammar.testing import FakeEngine
 
 MODEST = settings(derandomize=True, deadline=None, max_examples=80)
@@ -215,6 +216,28 @@ def test_how_far_patterns_are_looked_at_is_bounded_and_what_is_beyond_stays_mask
     assert request.masked() is None
     monkeypatch.setattr(refusals, limit, 0)
     assert request.masked() == ["{b"]
+
+
+def test_a_pattern_may_save_a_token_where_a_literal_that_does_not_count_begins():
+    triggers = ["pattern:(?<!`)<t>", "word:>b", "pattern:<t.b"]
+    request = Request(vocabulary_of("<t>b", "`"), triggers, "<t>b|<t>c").read("`")
+    assert request.masked() is None
+    assert Request(vocabulary_of("<t>b", "`"), triggers, "<t>c").read("`").masked() == ["<t>b"]
+
+
+def test_a_token_on_which_a_pattern_runs_too_long_is_not_masked_and_no_error_is_raised():
+    vocabulary = vocabulary_of("{x" + "a" * 60 + "!b", "{b")
+    slow = Request(vocabulary, ["word:{", "pattern:x(a|aa)+$"], "b")
+    with pytest.raises(PatternTimeoutError):
+        twin.observe(slow.gate, slow.inside, 0)
+    assert Request(vocabulary, ["word:{", "pattern:x(a|aa)+$"], "b").masked() == ["{b"]
+    assert len(Request(vocabulary, ["word:{"], "b").masked()) == 2
+
+
+def test_a_literal_that_begins_in_the_context_is_replayed_from_the_end_of_the_context():
+    vocabulary, pattern = vocabulary_of("a", "b", "c"), ["pattern:(?<!`)<abc"]
+    assert Request(vocabulary, pattern, "abc", context=b"x<").read("a", "b").masked() is None
+    assert Request(vocabulary, pattern, "<abc", context=b"x<").read("a", "b").masked() == ["c"]
 
 
 def test_a_word_that_begins_in_the_context_does_not_count():

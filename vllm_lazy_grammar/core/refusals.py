@@ -279,9 +279,9 @@ class Refusals:
         return {token for token, _ in zip(worth, range(_TRIED), strict=False) if self._trial.takes_some(gate, token)}
 
     def _ends(self, begun: set[bytes], token: int, sites: Iterable[_Site]) -> set[bytes]:
-        """The ends of the text with the token that the grammar may take, but those known to be refused."""
+        """The ends of the text with the token that the grammar may take, but those that words were refused for."""
         piece = self._vocabulary.piece(token)
-        known = set() if self._triggers.after else {start for literal, start in sites if self._words[literal]}
+        known = {start for literal, start in sites if self._words[literal]}
         return {start + piece for start in begun if -len(start) not in known} | {
             piece[at:] for at in range(len(piece)) if at not in known
         }
