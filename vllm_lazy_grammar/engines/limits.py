@@ -42,6 +42,12 @@ QUANTIFIER_DEPTH = 8
 REPETITIONS = 100_000
 """Counted repetitions within each other, multiplied: ``(a{1,100}){1,100}`` counts 10,000."""
 
+QUANTIFIERS = 128
+"""Quantifiers in one regular expression: loops in a row are read in every combination."""
+
+PROPERTIES = 1_000
+"""Optional properties of one object: each may follow each. The largest of 404 schemas has 131."""
+
 RULES = 5_000
 """Rules of a grammar: a chain of them is a chain of states, and every copy of a matcher walks it."""
 
@@ -68,6 +74,7 @@ class _Group:
     repetitions: int = 1
 
     def join(self, quantifiers: int, repetitions: int) -> None:
+        """Keep the worse of this and what stands beside it."""
         self.quantifiers = max(self.quantifiers, quantifiers)
         self.repetitions = max(self.repetitions, repetitions)
 
@@ -80,11 +87,13 @@ class Shape:
         depth: groups within each other.
         quantifiers: quantified groups within each other.
         repetitions: counted repetitions within each other, multiplied.
+        total: quantifiers, all of them.
     """
 
     depth: int
     quantifiers: int
     repetitions: int
+    total: int
 
 
 def _count(match: re.Match[str]) -> int:
@@ -98,7 +107,7 @@ def shape(expression: str, *, rules: bool = False) -> Shape:
 
     The scan ends early where groups nest too deep: what is behind does not matter any more.
     """
-    stack, last, depth, end = [_Group()], _Group(), 0, 0
+    stack, last, depth, total, end = [_Group()], _Group(), 0, 0, 0
     for match in (_RULES if rules else _REGEX).finditer(expression):
         if expression[end : match.start()].strip():
             last = _Group()
@@ -110,11 +119,12 @@ def shape(expression: str, *, rules: bool = False) -> Shape:
                 break
             continue
         if match["quantifier"]:
+            total += 1
             last = _Group(last.quantifiers + 1, last.repetitions * _count(match))
         else:
             last = stack.pop() if match["close"] and len(stack) > 1 else _Group()
         stack[-1].join(last.quantifiers, last.repetitions)
-    return Shape(depth, max(g.quantifiers for g in stack), max(g.repetitions for g in stack))
+    return Shape(depth, max(g.quantifiers for g in stack), max(g.repetitions for g in stack), total)
 
 
 def _json_depth(text: str) -> int:
@@ -122,30 +132,28 @@ def _json_depth(text: str) -> int:
     return max(accumulate(brackets), default=0)
 
 
-def _values(node: object) -> Iterator[tuple[str, object]]:
-    """Every key and its value in a JSON value; not deeper than `TAG_DEPTH`, which was checked."""
+def _objects(node: object) -> Iterator[dict[str, object]]:
+    """Every object in a JSON value; not deeper than `TAG_DEPTH`, which was checked."""
     if isinstance(node, dict):
-        for name, value in node.items():
-            yield name, value
-            yield from _values(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _values(value)
+        yield node
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _objects(value)
 
 
-def patterns(source: str) -> list[str]:
-    """The regular expressions in a JSON source: values of `pattern` and names in `patternProperties`, each once, in order."""
-    found: dict[str, None] = {}
-    for name, value in _values(json.loads(source)):
-        if name == "pattern" and isinstance(value, str):
-            found[value] = None
-        if name == "patternProperties" and isinstance(value, dict):
-            found.update(dict.fromkeys(value))
-    return list(found)
+def _expressions(schema: dict[str, object]) -> Iterator[str]:
+    """The regular expressions of one object: the value of `pattern`, and the names of `patternProperties`."""
+    pattern, properties = schema.get("pattern"), schema.get("patternProperties")
+    if isinstance(pattern, str):
+        yield pattern
+    if isinstance(properties, dict):
+        yield from properties
 
 
-def _grammars(source: str) -> list[str]:
-    return [value for name, value in _values(json.loads(source)) if name == "grammar" and isinstance(value, str)]
+def _optional(schema: dict[str, object]) -> int:
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return 0
+    return len(properties) - (len(required) if isinstance(required, list) else 0)
 
 
 def _refuse(key: GrammarKey, reason: str) -> NoReturn:
@@ -161,6 +169,8 @@ def _check_shape(key: GrammarKey, expression: str, *, rules: bool) -> None:
         _refuse(key, f"{what} may nest {GROUP_DEPTH} groups, this one nests more")
     if found.quantifiers > QUANTIFIER_DEPTH:
         _refuse(key, f"{what} may nest {QUANTIFIER_DEPTH} quantified groups, this one nests {found.quantifiers}")
+    if found.total > QUANTIFIERS and not rules:
+        _refuse(key, f"{what} may have {QUANTIFIERS} quantifiers, this one has {found.total}")
     if found.repetitions > REPETITIONS:
         _refuse(key, f"nested repetitions may multiply to {REPETITIONS}, these multiply to {found.repetitions}")
 
@@ -178,12 +188,20 @@ def _check_json(key: GrammarKey) -> None:
     if depth > limit:
         _refuse(key, f"objects and arrays may nest {limit} levels, these nest {depth}")
     try:
-        json.loads(key.source)
+        value = json.loads(key.source)
     except ValueError as error:
         raise GrammarError(field_of(key), key.source, f"is not JSON: {error}") from error
-    for pattern in patterns(key.source):
-        _check_shape(key, pattern, rules=False)
-    for grammar in _grammars(key.source):
+    for schema in _objects(value):
+        _check_object(key, schema)
+
+
+def _check_object(key: GrammarKey, schema: dict[str, object]) -> None:
+    optional, grammar = _optional(schema), schema.get("grammar")
+    if optional > PROPERTIES:
+        _refuse(key, f"an object may have {PROPERTIES} optional properties, this one has {optional}")
+    for expression in _expressions(schema):
+        _check_shape(key, expression, rules=False)
+    if isinstance(grammar, str):
         _check_rules(key, grammar)
 
 

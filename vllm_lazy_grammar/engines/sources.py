@@ -1,0 +1,87 @@
+"""What a grammar source means before an engine reads it: choices as rules, Lark told from EBNF, tokens named by id.
+
+Invariants:
+- A choice's rules accept exactly the choices, byte for byte, whatever characters are in them.
+- Lark and EBNF are told apart as vLLM does, so a grammar means the same on every backend.
+- `names_tokens` may say yes without need; it never says no where a token is named in plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from vllm_lazy_grammar.engines.limits import field_of
+from vllm_lazy_grammar.errors import GrammarError
+
+if TYPE_CHECKING:
+    from vllm_lazy_grammar.core.matcher import GrammarKey
+
+_COMMENT = re.compile(r"(#|//).*$", re.MULTILINE)
+_ESCAPES = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_SPACE, _DELETE = 0x20, 0x7F
+_TOKEN = re.compile(
+    r'Token\s*\(|TokenTagDispatch|<\[|"(?:token|exclude_token|any_tokens|token_triggered_tags|token_dispatch)"'
+)
+_EDGE = re.compile(r"(?<!Exclude)Token\(([\d, ]+)\)|^ *\((\d+), \w+\),$", re.MULTILINE)
+
+
+def is_lark(text: str) -> bool:
+    """Whether a grammar is Lark rather than EBNF: no rule of it, comments aside, is defined with ``::=``."""
+    return bool(text) and "::=" not in _COMMENT.sub("", text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    return f"\\u{code:04x}" if code < _SPACE or code == _DELETE else character
+
+
+def choice_rules(key: GrammarKey) -> str:
+    """The EBNF of a choice. GrammarError where its source is not a JSON list of strings, or empty."""
+    choices = json.loads(key.source)
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+        raise GrammarError(field_of(key), key.source, "must be a list of strings, at least one")
+    return "root ::= " + " | ".join(f'"{"".join(map(_escaped, choice))}"' for choice in choices)
+
+
+def structural_tag(key: GrammarKey) -> str:
+    """A structural tag in its present form: the old one (`structures` and `triggers`) is rewritten.
+
+    GrammarError where the old form lacks something.
+    """
+    tag = json.loads(key.source)
+    if not isinstance(tag, dict) or "structures" not in tag:
+        return key.source
+    try:
+        tags = [
+            {
+                "type": "tag",
+                "begin": item["begin"],
+                "content": {"type": "json_schema", "json_schema": item["schema"]},
+                "end": item["end"],
+            }
+            for item in tag["structures"]
+        ]
+        triggers = tag["triggers"]
+    except (KeyError, TypeError) as error:
+        reason = (
+            f"a structure needs `begin`, `schema` and `end`, and beside them stand `triggers`: {error!r} is missing"
+        )
+        raise GrammarError(field_of(key), key.source, reason) from error
+    return json.dumps(
+        {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": triggers, "tags": tags}}
+    )
+
+
+def names_tokens(key: GrammarKey) -> bool:
+    """Whether a source may name tokens by id rather than by text."""
+    return key.kind in ("grammar", "structural_tag") and _TOKEN.search(key.source) is not None
+
+
+def named_tokens(rules: str) -> frozenset[int]:
+    """The token ids that rules, as the engine prints them, ask for by id."""
+    numbers = (number for match in _EDGE.finditer(rules) for number in (match[1] or match[2]).split(","))
+    return frozenset(map(int, numbers))

@@ -1,0 +1,366 @@
+"""The one importer of xgrammar: vocabulary, compile, and its errors as ours.
+
+Invariants:
+- xgrammar never sees a special token's text, nor a stop id of a request: so no matcher terminates, and no text takes a special token.
+- A row is as wide as the model's vocabulary; ids without bytes, special tokens and padding have no bit (save a token that the grammar names by its id).
+- Every error of xgrammar becomes a GrammarError that names field and source, in `_translated` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import contextmanager
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+import xgrammar as xgr
+
+from vllm_lazy_grammar.core.vocabulary import WORD_BITS, Vocabulary
+from vllm_lazy_grammar.engines import limits, sources
+from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, XgrammarMatcher
+from vllm_lazy_grammar.errors import GrammarError, LazyGrammarError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vllm_lazy_grammar.core.matcher import GrammarKey, Row
+
+_NEVER_TEXT = b"\xff"
+"""Begins the piece of a special token that a grammar may name by id: no character begins with it."""
+
+_PLACE = re.compile(r"^\s*\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?", re.DOTALL)
+_SPACED_COMMA = re.compile(r'^(basic_(?:array_items|object_properties)\w* ::= \(\(")(?:, )', re.MULTILINE)
+_REASON_LENGTH = 300
+_PROBED = 32
+_SLOW_BYTE_NS = 20_000
+"""One byte's step against single bytes, after at most `_PROBED` of them: 3 us at most on 404 schemas, 63 us for ``(a{1,129}){1,129}``,
+whose row over 150,000 tokens takes a third of a second.
+"""
+
+_TRIED_BYTES = 1 << 14
+_BYTES_PER_MS = 500
+"""Characters of source that compile for single bytes in a millisecond: 404 schemas take 7 ms in the median, 21 ms at most up to 10 kB."""
+_FINITE = frozenset({"regex", "choice", "json_object"})
+"""Kinds whose certain text has an end, as JSON schemas have it that do not refer to each other."""
+
+
+@contextmanager
+def _translated(key: GrammarKey) -> Iterator[None]:
+    try:
+        yield
+    except LazyGrammarError:
+        raise
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join((_PLACE.sub("", str(error)) or str(error)).split())
+        raise GrammarError(limits.field_of(key), key.source, reason[:_REASON_LENGTH]) from error
+
+
+def _json_schema(source: str, *, compact: bool) -> xgr.Grammar:
+    grammar = xgr.Grammar.from_json_schema(
+        source, any_whitespace=not compact, separators=(",", ":") if compact else None
+    )
+    if not compact:
+        return grammar
+    text = str(grammar)
+    tight = _SPACED_COMMA.sub(r"\1,", text)
+    return grammar if tight == text else xgr.Grammar.from_ebnf(tight)
+
+
+def _parsed(key: GrammarKey) -> xgr.Grammar:
+    """The grammar of a key, without a vocabulary; what xgrammar raises is not translated."""
+    if key.kind in ("json", "json_object"):
+        return _json_schema(key.source if key.kind == "json" else '{"type": "object"}', compact=key.compact)
+    if key.kind == "regex":
+        return xgr.Grammar.from_regex(key.source)
+    if key.kind == "choice":
+        return xgr.Grammar.from_ebnf(sources.choice_rules(key))
+    if key.kind == "structural_tag":
+        return xgr.Grammar.from_structural_tag(sources.structural_tag(key))
+    return xgr.Grammar.from_lark(key.source) if sources.is_lark(key.source) else xgr.Grammar.from_ebnf(key.source)
+
+
+class SingleBytes:
+    """Where in a row the bits of the one-byte tokens stand.
+
+    Args:
+        ids: byte -> an id whose piece is this byte alone.
+
+    Attributes:
+        values: the bytes that have such an id, ascending, as uint8.
+        words: the word of each one's bit.
+        shifts: the bit in that word.
+        others: the bytes that have none.
+    """
+
+    def __init__(self, ids: dict[int, int]) -> None:
+        known = sorted(ids)
+        tokens = np.array([ids[byte] for byte in known], dtype=np.int32)
+        self.values = np.array(known, dtype=np.uint8)
+        self.words = tokens // WORD_BITS
+        self.shifts = tokens % WORD_BITS
+        self.others = bytes(byte for byte in range(256) if byte not in ids)
+
+
+class Ids:
+    """What xgrammar is told of a vocabulary, and what has to be put right in its rows.
+
+    Args:
+        vocabulary: ours.
+        by_id: special tokens can be named by id: xgrammar is given pieces that no text spells; else it is not told of them at all.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, by_id: bool) -> None:
+        self.vocabulary = vocabulary
+        self.empty = frozenset(token for token, piece in enumerate(vocabulary.pieces) if not piece)
+        self.refused = self.empty | vocabulary.special_ids
+        never = sorted(self.empty if by_id else self.refused)
+        if not never:
+            raise SettingsError("tokenizer", vocabulary, "needs one id that is never text: a special token or padding")
+        self.stop = never[-1]
+        pieces = list(vocabulary.pieces)
+        for token in vocabulary.special_ids:
+            pieces[token] = _NEVER_TEXT + pieces[token] if by_id else b""
+        self.info = xgr.TokenizerInfo(pieces, vocab_size=vocabulary.size, stop_token_ids=[self.stop])
+
+    @cached_property
+    def clears(self) -> tuple[tuple[int, np.int32], ...]:
+        """Words of a row and what to keep of them: xgrammar sets its stop id where a text may end, and bits behind the last id."""
+        row = self._row(range(self.vocabulary.size), but=(self.stop,))
+        return tuple((int(word), row[word]) for word in np.flatnonzero(row != -1))
+
+    def keeps(self, refused: Iterable[int]) -> Row:
+        """A row of all ids but these."""
+        return self._row(range(self.vocabulary.size), but=refused)
+
+    def _row(self, ids: range, *, but: Iterable[int]) -> Row:
+        bits = np.zeros(self.vocabulary.row_words * WORD_BITS, dtype=np.uint8)
+        bits[ids.start : ids.stop] = 1
+        bits[list(but)] = 0
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    @cached_property
+    def single_bytes(self) -> SingleBytes:
+        """The ids whose piece is one byte."""
+        found = {
+            piece[0]: token
+            for token, piece in enumerate(self.vocabulary.pieces)
+            if len(piece) == 1 and token not in self.refused
+        }
+        return SingleBytes(found)
+
+
+class XgrammarGrammar:
+    """A grammar compiled for one vocabulary; implements `CompiledGrammar`.
+
+    Args:
+        key: what it was compiled from.
+        compiled: xgrammar's.
+        ids: the vocabulary as xgrammar knows it.
+        named: special tokens that the grammar names by id; None where it can name none.
+    """
+
+    def __init__(
+        self, key: GrammarKey, compiled: xgr.CompiledGrammar, ids: Ids, named: frozenset[int] | None = None
+    ) -> None:
+        self.key = key
+        self.ids = ids
+        self.refused = ids.refused - (named or frozenset())
+        self.keep = None if named is None else ids.keeps(self.refused)
+        self.finite = key.kind in _FINITE or (key.kind == "json" and "$ref" not in key.source)
+        self.named = named or frozenset()
+        self._compiled = compiled
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it holds, by xgrammar's account."""
+        return int(self._compiled.memory_size_bytes)
+
+    def matcher(self) -> XgrammarMatcher:
+        """A new matcher at the start."""
+        return XgrammarMatcher(xgr.GrammarMatcher(self._compiled, override_stop_tokens=[self.ids.stop]), self)
+
+    def new_row(self) -> Row:
+        """An empty row of this vocabulary's width."""
+        return np.zeros(self.ids.vocabulary.row_words, dtype=np.int32)
+
+    def refuse_as_slow(self, spent: int) -> NoReturn:
+        """GrammarError: one step took `spent` nanoseconds."""
+        reason = f"is too ambiguous: one step takes {spent // 1_000_000} ms, which would hold up every other request"
+        raise GrammarError(limits.field_of(self.key), self.key.source, reason)
+
+
+class _Compiler:
+    """xgrammar's compiler for one way to see the vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, *, by_id: bool, cache_limit_bytes: int, max_threads: int) -> None:
+        self.ids = Ids(vocabulary, by_id=by_id)
+        self._cached = xgr.GrammarCompiler(self.ids.info, max_threads=max_threads, cache_limit_bytes=cache_limit_bytes)
+        self._uncached = xgr.GrammarCompiler(self.ids.info, max_threads=max_threads, cache_enabled=False)
+
+    def compile(self, grammar: xgr.Grammar) -> xgr.CompiledGrammar:
+        """Compile; what its cache of parts can not take (a counted repetition in a schema's `pattern`) without that cache."""
+        try:
+            return self._cached.compile_grammar(grammar)
+        except RuntimeError:
+            return self._uncached.compile_grammar(grammar)
+
+
+class XgrammarEngine:
+    """Compiles grammars for one vocabulary with xgrammar; implements `Engine`. Thread-safe.
+
+    Args:
+        vocabulary: as wide as the model's.
+        cache_limit_bytes: what xgrammar may keep of parts that grammars share.
+        max_threads: threads that one compile may use.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, cache_limit_bytes: int = 512 << 20, max_threads: int = 8) -> None:
+        self.vocabulary = vocabulary
+        self._open = partial(_Compiler, vocabulary, cache_limit_bytes=cache_limit_bytes, max_threads=max_threads)
+        self._lock = threading.Lock()
+        self._plain = self._open(by_id=False)
+        self._by_id: _Compiler | None = None
+
+    @classmethod
+    def for_tokenizer(
+        cls, tokenizer: Any, vocab_size: int, *, cache_limit_bytes: int = 512 << 20, max_threads: int = 8
+    ) -> Self:
+        """The engine for a tokenizer as vLLM has it and the model's vocabulary size."""
+        return cls(vocabulary(tokenizer, vocab_size), cache_limit_bytes=cache_limit_bytes, max_threads=max_threads)
+
+    def _compiler_by_id(self) -> _Compiler:
+        with self._lock:
+            if self._by_id is None:
+                self._by_id = self._open(by_id=True)
+            return self._by_id
+
+    def compile(self, key: GrammarKey) -> XgrammarGrammar:
+        """Compile; may take seconds, or minutes for what is far from simple; other threads run meanwhile.
+
+        GrammarError where it can not be, where it allows nothing, or where its first steps already take too long.
+        """
+        limits.check(key)
+        by_id = sources.names_tokens(key)
+        compiler = self._compiler_by_id() if by_id else self._plain
+        with _translated(key):
+            compiled = compiler.compile(_parsed(key))
+            named = sources.named_tokens(str(compiled.grammar)) & self.vocabulary.special_ids if by_id else None
+            grammar = XgrammarGrammar(key, compiled, compiler.ids, named)
+            _probe(grammar)
+        return grammar
+
+
+def _walk(grammar: XgrammarGrammar, leaning: Callable[[bytes], int]) -> Iterator[tuple[XgrammarMatcher, bytes]]:
+    """The matcher at each place of one walk, and the byte that comes next; its row was filled and a copy made there."""
+    matcher, row = grammar.matcher(), grammar.new_row()
+    for _ in range(_PROBED):
+        start = time.thread_time_ns()
+        nexts = matcher.next_bytes(row)
+        matcher.fork()
+        spent = time.thread_time_ns() - start
+        if spent > SLOW_NS:
+            grammar.refuse_as_slow(spent)
+        if not nexts:
+            break
+        following = bytes((leaning(nexts),))
+        yield matcher, following
+        matcher.accept_bytes(following)
+    if not matcher.steps and not matcher.is_completed() and not row.any():
+        raise GrammarError(limits.field_of(grammar.key), grammar.key.source, "allows nothing, not even the empty text")
+
+
+def _probe(grammar: XgrammarGrammar) -> None:
+    """Refuse a grammar that allows nothing, or whose first steps take this thread too long, on two walks through it."""
+    for leaning in (min, max):
+        for _ in _walk(grammar, leaning):
+            pass
+
+
+def _accept_ns(matcher: XgrammarMatcher, data: bytes) -> int:
+    start = time.perf_counter_ns()
+    matcher.accept_bytes(data)
+    spent = time.perf_counter_ns() - start
+    matcher.rollback(1)
+    return spent
+
+
+def _probe_bytes(grammar: XgrammarGrammar) -> None:
+    """The same for a grammar compiled for single bytes, where a step that takes long stands for a thousand of a real vocabulary."""
+    for leaning in (min, max):
+        for matcher, following in _walk(grammar, leaning):
+            spent = min(_accept_ns(matcher, following) for _ in range(3))
+            if spent > _SLOW_BYTE_NS:
+                reason = f"is too ambiguous: one byte takes {spent // 1000} us to read, {_SLOW_BYTE_NS // 1000} us are allowed"
+                raise GrammarError(limits.field_of(grammar.key), grammar.key.source, reason)
+
+
+_BYTES = Vocabulary([bytes((byte,)) for byte in range(256)], 257)
+"""Each byte, and one id that is never text: compiling for it takes a small part of a real vocabulary's time."""
+
+
+@lru_cache(1)
+def _byte_engine() -> XgrammarEngine:
+    return XgrammarEngine(_BYTES, cache_limit_bytes=16 << 20, max_threads=1)
+
+
+def check(key: GrammarKey) -> None:
+    """What the front end can say of a grammar without the model's vocabulary. GrammarError where it can not be served.
+
+    A source of more than `_TRIED_BYTES` is only read; a shorter one is compiled for single bytes and walked a little.
+    """
+    limits.check(key)
+    with _translated(key):
+        if len(key.source) > _TRIED_BYTES or sources.names_tokens(key):
+            _parsed(key)
+        else:
+            _probe_bytes(_byte_engine().compile(key))
+
+
+def can_take(key: GrammarKey, data: bytes, *, budget_ms: float) -> bool | None:
+    """Whether a grammar could ever take `data` from its start; None where finding out would take longer than `budget_ms`.
+
+    A compile can not be interrupted, so the source's length decides beforehand. GrammarError where the grammar is none.
+    """
+    if len(key.source) > budget_ms * _BYTES_PER_MS or sources.names_tokens(key):
+        return None
+    return _byte_engine().compile(key).matcher().accept_bytes(data)
+
+
+def vocabulary(tokenizer: Any, size: int) -> Vocabulary:
+    """The vocabulary of a tokenizer as vLLM has it, as wide as the model's `size`.
+
+    SettingsError where xgrammar does not know the kind of tokenizer.
+    """
+    if getattr(type(tokenizer), "IS_MISTRAL_TOKENIZER", False):
+        return _mistral_vocabulary(tokenizer, size)
+    try:
+        init = getattr(tokenizer, "init_xgrammar", None)  # plamo3 brings its own
+        info = init()[0] if callable(init) else xgr.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
+    except ValueError as error:
+        raise SettingsError("tokenizer", type(tokenizer).__name__, str(error)) from error
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {token for token, text in added.items() if text.special}
+    return Vocabulary(
+        info.decoded_vocab,
+        size,
+        special_ids=special.union(getattr(tokenizer, "all_special_ids", ())),
+        added={text.content: token for token, text in added.items()},
+        eos_ids=info.stop_token_ids,
+    )
+
+
+def _mistral_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
+    """Tekken tells the bytes of a token; vLLM's backend takes its texts, where halves of characters are lost."""
+    names = tokenizer.vocab
+    if tokenizer.is_tekken:
+        pieces = [tokenizer.tokenizer.id_to_byte_piece(token) for token in range(len(names))]
+    else:
+        info = xgr.TokenizerInfo(
+            names, xgr.VocabType.BYTE_FALLBACK, stop_token_ids=[tokenizer.eos_token_id], add_prefix_space=True
+        )
+        pieces = info.decoded_vocab
+    special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    return Vocabulary(pieces, size, special_ids=special.values(), added=special, eos_ids=(tokenizer.eos_token_id,))

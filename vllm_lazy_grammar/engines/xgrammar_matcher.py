@@ -1,0 +1,159 @@
+"""A position in a grammar compiled by xgrammar.
+
+Invariants:
+- No id of a request stops the matcher: it is told to stop on one that nothing can sample, and never given it.
+- A step that takes long is charged by this thread's own time, so a busy machine is not held against a grammar.
+- What xgrammar answers is put right here: steps are counted, empty bytes are no step, and rows lose what is not the grammar's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Self
+
+from vllm_lazy_grammar.core.vocabulary import WORD_BITS
+
+if TYPE_CHECKING:
+    import xgrammar as xgr
+
+    from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.engines.xgrammar import XgrammarGrammar
+
+SLOW_NS = 50_000_000
+"""A step that takes a thread longer is charged to its grammar."""
+
+ALLOWED_NS = 500_000_000
+"""What may be charged altogether before a grammar is given up: every other request waits meanwhile."""
+
+_CERTAIN_LIMIT = 256
+
+
+def _has(row: Row, token: int) -> bool:
+    return bool(row[token // WORD_BITS] >> (token % WORD_BITS) & 1)
+
+
+class XgrammarMatcher:
+    """A position in a grammar compiled by xgrammar; implements `Matcher`.
+
+    Args:
+        matcher: xgrammar's, told to stop on an id that nothing can sample.
+        grammar: what it was compiled from, and how its rows are put right.
+    """
+
+    __slots__ = ("_clock", "_grammar", "_matcher", "_overdrawn", "_refused", "_size", "_steps")
+
+    def __init__(self, matcher: xgr.GrammarMatcher, grammar: XgrammarGrammar) -> None:
+        self._matcher = matcher
+        self._grammar = grammar
+        self._refused = grammar.refused
+        self._size = grammar.ids.vocabulary.size
+        self._steps = 0
+        self._clock = time.perf_counter_ns
+        self._overdrawn = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps accepted and not rolled back."""
+        return self._steps
+
+    def accept(self, token: int) -> bool:
+        """Advance by one whole token; False, and nothing changed, where it is refused. GrammarError where steps take too long."""
+        if token in self._refused or not 0 <= token < self._size:
+            return False
+        start = self._clock()
+        taken: bool = self._matcher.accept_token(token)
+        if self._clock() - start > SLOW_NS:
+            self._charge(self._clock() - start)
+        self._steps += taken
+        return taken
+
+    def accept_bytes(self, data: bytes) -> bool:
+        """Advance by bytes, as one step; empty bytes are no step. GrammarError where steps take too long."""
+        if not data:
+            return True
+        start = self._clock()
+        taken: bool = self._matcher.accept_string(data)
+        if self._clock() - start > SLOW_NS:
+            self._charge(self._clock() - start)
+        self._steps += taken
+        return taken
+
+    def fill(self, row: Row) -> bool:
+        """Write the mask of the next token; always True, since an id that is never text is masked. GrammarError where steps take too long."""
+        start = self._clock()
+        if not self._matcher.fill_next_token_bitmask(row):
+            row.fill(-1)
+        if self._clock() - start > SLOW_NS:
+            self._charge(self._clock() - start)
+        for word, keep in self._grammar.ids.clears:
+            row[word] &= keep
+        if self._grammar.keep is not None:
+            row &= self._grammar.keep
+        return True
+
+    def _charge(self, spent: int) -> None:
+        """A call took long. By the clock on the wall that may be another's doing: from the next one on this thread's own time counts."""
+        if self._clock is not time.thread_time_ns:
+            self._clock = time.thread_time_ns
+            return
+        self._overdrawn += spent - SLOW_NS
+        if self._overdrawn > ALLOWED_NS:
+            self._grammar.refuse_as_slow(spent)
+
+    def rollback(self, steps: int) -> None:
+        """Take back the last steps; ValueError where there are fewer."""
+        if not 0 <= steps <= self._steps:
+            raise ValueError(f"can not take back {steps} steps of {self._steps}")
+        self._matcher.rollback(steps)
+        self._steps -= steps
+
+    def fork(self) -> Self:
+        """An independent matcher at the same position, history included."""
+        other = type(self)(self._matcher.fork(), self._grammar)
+        other._steps, other._clock, other._overdrawn = self._steps, self._clock, self._overdrawn  # noqa: SLF001 -- its own class
+        return other
+
+    def is_completed(self) -> bool:
+        """Whether what was accepted so far is a complete sentence."""
+        completed: bool = self._matcher.is_completed()
+        return completed
+
+    def certain(self) -> bytes:
+        """The bytes that must come next; at most 256 of them where the grammar may be recursive.
+
+        xgrammar's own search knows no bound and never returns from a grammar that is certain of its text for ever.
+        """
+        if not self._grammar.finite:
+            return self._certain_by_steps()
+        try:
+            text: str = self._matcher.find_jump_forward_string()
+        except UnicodeDecodeError as half:  # it ends inside a character, which is no text to xgrammar
+            return half.object
+        return text.encode()
+
+    def _certain_by_steps(self) -> bytes:
+        walker, row, text = self.fork(), self._grammar.new_row(), bytearray()
+        while len(text) < _CERTAIN_LIMIT and not walker.is_completed():
+            nexts = walker.next_bytes(row)
+            if len(nexts) != 1 or not walker.accept_bytes(nexts):
+                break
+            text += nexts
+        return bytes(text)
+
+    def next_bytes(self, row: Row) -> bytes:
+        """Each byte that may come next, ascending; empty too where a token named by id may. `row` is overwritten."""
+        self.fill(row)
+        if any(_has(row, token) for token in self._grammar.named):
+            return b""
+        known = self._grammar.ids.single_bytes
+        may = (row[known.words] >> known.shifts) & 1
+        found = known.values[may != 0].tobytes()
+        return (
+            bytes(sorted(found + bytes(byte for byte in known.others if self._takes(byte)))) if known.others else found
+        )
+
+    def _takes(self, byte: int) -> bool:
+        taken: bool = self._matcher.accept_string(bytes((byte,)))
+        if taken:
+            self._matcher.rollback(1)
+        return taken
