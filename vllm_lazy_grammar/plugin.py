@@ -26,6 +26,8 @@ from vllm_lazy_grammar._seams import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm import SamplingParams
 
 TESTED = "vLLM 0.32.0 and 0.33.0"
@@ -83,7 +85,7 @@ def facts() -> list[str]:
 @functools.cache
 def table() -> Table:
     """The one table of this process."""
-    seams = (*_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_refusals())
+    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_servers())
     return Table(seams, version=_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
 
@@ -289,40 +291,25 @@ def _requests() -> list[Seam]:
     ]
 
 
-def _refusals() -> list[Seam]:
-    from vllm_lazy_grammar.adapter import refusals
-
-    def sampling(package: str, request: str, serving: str) -> Seam:
-        target = Target(f"{package}.protocol", f"{request}.to_sampling_params")
-        return Seam(
-            target,
-            refusals.sampling,
-            why="llama.cpp's fields are refused, not ignored",
-            until="vLLM refuses fields that it does not know",
-            checks=(LooksUp(Target(f"{package}.serving", serving), "to_sampling_params"),),
-        )
-
-    def beams(package: str, request: str, serving: str) -> Seam:
-        target = Target(f"{package}.protocol", f"{request}.to_beam_search_params")
-        return Seam(
-            target,
-            refusals.beam_request,
-            why="beam search with a grammar is refused, not ignored",
-            until="vLLM's beam search obeys grammars, or refuses them",
-            checks=(
-                LooksUp(Target(f"{package}.serving", serving), "to_beam_search_params"),
-                Exists(Target(f"{package}.protocol", f"{request}.extract_structured_outputs")),
-                Exists(Target(f"{package}.protocol", f"{request}.__pydantic_fields__[vllm_xargs]")),
-            ),
-        )
+def _servers() -> list[Seam]:
+    from vllm_lazy_grammar.adapter import frontend, refusals
 
     offline = Target(_OFFLINE_BEAMS, "BeamSearchOfflineMixin.beam_search")
+    chat, completion, responses = "OpenAIServingChat", "OpenAIServingCompletion", "OpenAIServingResponses"
     return [
-        sampling(_CHAT, "ChatCompletionRequest", "OpenAIServingChat._create_chat_completion"),
-        sampling(_COMPLETION, "CompletionRequest", "OpenAIServingCompletion._create_completion"),
-        sampling(_RESPONSES, "ResponsesRequest", "OpenAIServingResponses._create_responses"),
-        beams(_CHAT, "ChatCompletionRequest", "OpenAIServingChat._create_chat_completion"),
-        beams(_COMPLETION, "CompletionRequest", "OpenAIServingCompletion._create_completion"),
+        _rendering(frontend.rendering, _CHAT, f"{chat}.render_chat_request", f"{chat}._create_chat_completion"),
+        _rendering(
+            frontend.rendering,
+            _COMPLETION,
+            f"{completion}.render_completion_request",
+            f"{completion}._create_completion",
+        ),
+        _rendering(
+            frontend.rendering,
+            _RESPONSES,
+            f"{responses}._render_resolved_response_inputs",
+            f"{responses}._create_responses",
+        ),
         Seam(
             offline,
             refusals.beam_search,
@@ -331,3 +318,56 @@ def _refusals() -> list[Seam]:
             checks=(Parameters(offline, ("self", "prompts", "params")), LooksUp(offline, "llm_engine")),
         ),
     ]
+
+
+_REQUESTS = {_CHAT: "ChatCompletionRequest", _COMPLETION: "CompletionRequest", _RESPONSES: "ResponsesRequest"}
+_FIELDS = ("vllm_xargs", "stop_token_ids", "ignore_eos")
+
+
+def _rendering(replace: Callable[[Any], Any], package: str, method: str, caller: str) -> Seam:
+    """The seam at the method that renders a request of the OpenAI API; `caller` awaits it before it answers anything."""
+    target = Target(f"{package}.serving", method)
+    request = _REQUESTS[package]
+    beams = () if package == _RESPONSES else ("use_beam_search",)
+    return Seam(
+        target,
+        replace,
+        why="what can not be served is a 400 in a streamed request too; llama.cpp's fields and beam search with a grammar are refused",
+        until="vLLM validates a request before a streamed answer begins, and refuses what it would ignore",
+        checks=(
+            Parameters(target, ("self", "request")),
+            LooksUp(Target(f"{package}.serving", caller), target.path.rpartition(".")[2]),
+            LooksUp(Target(f"{package}.serving", caller), "model_config"),
+            Exists(Target(f"{package}.protocol", f"{request}.extract_structured_outputs")),
+            *(Exists(Target(f"{package}.protocol", f"{request}.__pydantic_fields__[{f}]")) for f in (*_FIELDS, *beams)),
+        ),
+    )
+
+
+def _llvm() -> list[Seam]:
+    """Numba's binding of LLVM answers to every attribute, `__dict__` included; vLLM's CPU worker, which looks through the namespaces of all
+    loaded modules when it starts, then fails. Where this version of it does not answer so, nothing needs mending.
+    """  # noqa: D205 -- one thought
+    from llvmlite.binding import ffi
+
+    if not hasattr(ffi.lib, "__dict__"):
+        return []
+    return [
+        Seam(
+            Target("llvmlite.binding.ffi", "_lib_wrapper.__getattr__"),
+            _functions_only,
+            why="vLLM's CPU worker starts although numba was imported before it",
+            until="vLLM's scan for kernels passes over objects that only pretend to have a `__dict__`",
+            checks=(Parameters(Target("llvmlite.binding.ffi", "_lib_wrapper.__getattr__"), ("self", "name")),),
+        )
+    ]
+
+
+def _functions_only(current: Any) -> Any:
+    @functools.wraps(current)
+    def getattr_(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return current(self, name)
+
+    return getattr_

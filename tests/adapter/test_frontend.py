@@ -80,6 +80,7 @@ def judge(frontend):
 
 
 TOKENIZER = SimpleNamespace(eos_token_id=SMALL_END)
+CONFIG = SimpleNamespace(backend="lazy", disable_any_whitespace=False)
 
 
 def asked(structured=None, xargs=None, **options):
@@ -89,7 +90,7 @@ def asked(structured=None, xargs=None, **options):
     return SamplingParams(structured_outputs=given, extra_args=xargs, **options)
 
 
-def refused(match):
+def refused(match=None):
     from vllm.exceptions import VLLMValidationError
 
     return pytest.raises(VLLMValidationError, match=match)
@@ -263,7 +264,7 @@ def test_the_end_of_a_turn_may_be_a_trigger_where_the_request_ignores_it(judge):
 
 
 def test_an_end_id_of_the_models_generation_config_is_a_stop_id(frontend, judge):
-    frontend._keep(judge.model, frontend.Settings(), compact=False, eos_ids=[SMALL_CALL])
+    frontend._keep(frontend.Settings(), judge.model, CONFIG, [SMALL_CALL])
     with refused("ends the turn"):
         judge(asked({"regex": "a"}, {"grammar_triggers": ["token:<call>"]}))
 
@@ -293,7 +294,7 @@ def test_a_token_triggers_piece_is_tried(judge, engine):
 
 
 def test_the_operators_limit_of_the_check_is_used(frontend, judge, engine):
-    frontend._keep(judge.model, frontend.Settings(frontend_check_ms=3.0), compact=False)
+    frontend._keep(frontend.Settings(frontend_check_ms=3.0), judge.model, CONFIG)
     judge(asked({"regex": "a"}, WORD))
     assert engine.tried == [(b"<t>", 3.0)]
 
@@ -305,18 +306,23 @@ def test_what_was_found_good_is_not_judged_again(judge, engine):
 
 
 @pytest.mark.parametrize(
-    ("structured", "xargs", "options"),
+    ("fields", "judged"),
     [
-        ({"regex": "b"}, WORD, {}),
-        ({"regex": "a"}, None, {}),
-        ({"regex": "a"}, {**WORD, "grammar_rearm": 1}, {}),
-        ({"regex": "a"}, WORD, {"stop_token_ids": [3]}),
+        (({"regex": "b"}, WORD), (2, 2)),
+        (({"regex": "a"}, None), (1, 1)),
+        (({"regex": "a"}, {**WORD, "grammar_rearm": 1}), (1, 2)),
     ],
 )
-def test_another_grammar_trigger_option_or_stop_id_is_judged_anew(judge, engine, structured, xargs, options):
+def test_what_differs_is_judged_anew(judge, engine, fields, judged):
     judge(asked({"regex": "a"}, WORD))
-    judge(asked(structured, xargs, **options))
-    assert len(engine.checked) == 2
+    judge(asked(*fields))
+    assert (len(engine.checked), len(engine.tried)) == judged
+
+
+def test_triggers_are_judged_anew_where_other_ids_end_the_turn(judge, engine):
+    judge(asked({"regex": "a"}, WORD))
+    judge(asked({"regex": "a"}, WORD, stop_token_ids=[3]))
+    assert (len(engine.checked), len(engine.tried)) == (1, 2)
 
 
 def test_what_was_refused_is_judged_again(judge, engine):
@@ -338,11 +344,11 @@ def test_what_is_remembered_is_bounded(frontend, judge, engine, monkeypatch):
 
 def test_a_configuration_is_forgotten_with_its_engine(frontend, engine):
     model = ModelConfig()
-    frontend._keep(model, frontend.Settings(), compact=False)
-    assert frontend.lazy_is_served()
+    frontend._keep(frontend.Settings(), model, CONFIG)
+    assert frontend.known_front_end(model) is not None
     del model
     gc.collect()
-    assert not frontend.lazy_is_served()
+    assert frontend._front_ends == {}
 
 
 def engine_config(model, backend="lazy", additional=None):
@@ -369,14 +375,14 @@ def started(frontend, config, eos=None):
 def test_a_start_keeps_settings_and_end_ids_for_the_checks(frontend, eos, expected):
     model = ModelConfig()
     started(frontend, engine_config(model, additional={"lazy_grammar": {"frontend_check_ms": 1}}), eos)
-    kept = frontend.front_end_of(model, None)
+    kept = frontend.known_front_end(model)
     assert kept.settings.frontend_check_ms == 1.0
     assert kept._eos_ids == expected
 
 
 def test_a_start_of_another_backend_keeps_nothing(frontend):
     started(frontend, engine_config(ModelConfig(), "auto", {"lazy_grammar": "nonsense"}))
-    assert not frontend.lazy_is_served()
+    assert frontend._front_ends == {}
 
 
 def test_a_start_with_a_wrong_setting_fails(frontend):
@@ -460,3 +466,81 @@ def test_a_refusal_off_the_event_loop_reaches_the_client_and_vllm_is_not_asked(f
     params = SimpleNamespace(structured_outputs=1, _validate_structured_outputs=check)
     with pytest.raises(GrammarError):
         asyncio.run(frontend.adding(theirs)(server, "r", "p", params))
+
+
+class Request(SimpleNamespace):
+    """A request of the OpenAI API, as far as it is read."""
+
+    model_extra = None
+    vllm_xargs = None
+    stop_token_ids = None
+    ignore_eos = False
+
+    def extract_structured_outputs(self):
+        from vllm.sampling_params import StructuredOutputsParams
+
+        given = getattr(self, "structured", None)
+        return None if given is None else StructuredOutputsParams(**given)
+
+
+def rendered(frontend, model, request):
+    """Through the seam at a serving class; whether vLLM rendered."""
+    calls = []
+
+    async def theirs(self, request, previous=None):
+        calls.append((request, previous))
+        return "prompt"
+
+    server = SimpleNamespace(model_config=model, renderer=SimpleNamespace(tokenizer=TOKENIZER))
+    assert asyncio.run(frontend.rendering(theirs)(server, request, previous=3)) == "prompt"
+    assert calls == [(request, 3)]
+
+
+@pytest.fixture
+def served(frontend, monkeypatch):
+    """An engine with our backend, and the seam on SamplingParams."""
+    from vllm.sampling_params import SamplingParams
+
+    monkeypatch.setattr(
+        SamplingParams, "_validate_structured_outputs", frontend.validating(SamplingParams._validate_structured_outputs)
+    )
+    model = ModelConfig()
+    frontend._keep(frontend.Settings(), model, CONFIG)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"structured": {"regex": "a"}, "vllm_xargs": {**WORD, "grammar_start": "x"}}, "vllm_xargs.grammar_start"),
+        ({"vllm_xargs": WORD}, "vllm_xargs.grammar_triggers"),
+        (
+            {"structured": {"regex": "a"}, "vllm_xargs": {"grammar_triggers": ["token:40"]}},
+            "vllm_xargs.grammar_triggers[0]",
+        ),
+        ({"model_extra": {"grammar_lazy": True}}, "grammar_lazy"),
+        ({"structured": {"grammar": "root ::= ("}}, None),
+    ],
+)
+def test_a_request_is_refused_while_its_prompt_is_rendered_so_that_a_streamed_one_is_a_400(
+    frontend, served, fields, parameter
+):
+    with refused() as caught:
+        rendered(frontend, served, Request(**fields))
+    assert caught.value.parameter == parameter
+
+
+def test_a_request_that_was_judged_while_rendered_is_not_judged_again(frontend, served, engine):
+    rendered(frontend, served, Request(structured={"regex": "a"}, vllm_xargs=WORD))
+    params = asked({"regex": "a"}, WORD)
+    params._validate_structured_outputs(served, CONFIG, TOKENIZER)
+    assert (len(engine.checked), len(engine.tried)) == (1, 1)
+
+
+def test_a_request_without_a_grammar_is_rendered_as_before(frontend, served, engine):
+    rendered(frontend, served, Request(model_extra={"theirs": 1}))
+    assert engine.checked == []
+
+
+def test_with_another_backend_requests_are_rendered_as_before(frontend):
+    rendered(frontend, ModelConfig(), Request(model_extra={"grammar_lazy": True}, vllm_xargs=WORD))

@@ -19,12 +19,13 @@ def chat(server, body, **options):
     return server.client.chat.completions.create(model=MODEL, messages=messages, extra_body=body, **options)
 
 
-def complete(server, body):
-    return server.client.completions.create(model=MODEL, prompt="hi", max_tokens=4, temperature=0, extra_body=body)
+def complete(server, body, **options):
+    options = {"max_tokens": 4, "temperature": 0, **options}
+    return server.client.completions.create(model=MODEL, prompt="hi", extra_body=body, **options)
 
 
-def respond(server, body):
-    return server.client.responses.create(model=MODEL, input="hi", max_output_tokens=16, extra_body=body)
+def respond(server, body, **options):
+    return server.client.responses.create(model=MODEL, input="hi", max_output_tokens=16, extra_body=body, **options)
 
 
 def refused(call, server, body, **options):
@@ -113,10 +114,12 @@ def test_beam_search_with_a_grammar_or_triggers_is_a_400(server, call, body):
 
 
 def test_beam_search_with_tools_is_a_400(server):
-    options = {"tools": [TOOL], "tool_choice": "none"}
-    chat(server, {"use_beam_search": True, "n": 2}, **options)
     with pytest.raises(openai.BadRequestError, match="beam search"):
-        chat(server, {"use_beam_search": True, "n": 2, "tool_choice": "auto"}, tools=[TOOL])
+        chat(server, {"use_beam_search": True, "n": 2}, tools=[TOOL], tool_choice="auto")
+
+
+def test_beam_search_without_a_grammar_is_served(server):
+    assert len(chat(server, {"use_beam_search": True, "n": 2}).choices) == 2
 
 
 def nested_schema(levels):
@@ -174,9 +177,19 @@ def test_b1_a_grammar_that_defines_root_twice_is_a_400_and_the_engine_serves_the
     assert chat(server, lazy({"grammar": 'root ::= "c" | "d"'})).choices[0].message.content in ("c", "d")
 
 
-def test_an_error_of_a_streamed_request_is_a_400_too(server):
-    with pytest.raises(openai.BadRequestError, match="grammar_start"):
-        chat(server, lazy(REGEX, "word:<t>", grammar_start="before"), stream=True)
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lazy(REGEX, "word:<t>", grammar_start="before"), r"vllm_xargs\.grammar_start"),
+        (lazy(REGEX, "token:999999"), r"vllm_xargs\.grammar_triggers\[0\]"),
+        (lazy({"regex": "("}), "regex"),
+        ({"grammar_lazy": True}, "vllm_xargs"),
+    ],
+)
+@pytest.mark.parametrize("call", [chat, complete, respond])
+def test_a_streamed_request_is_refused_with_a_400_too_before_anything_is_streamed(server, call, body, message):
+    with pytest.raises(openai.BadRequestError, match=message):
+        call(server, body, stream=True)
 
 
 def test_the_log_says_what_is_installed_and_set(server):

@@ -19,18 +19,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vllm.sampling_params import SamplingParams
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import BACKEND, is_lazy, standing_for
+from vllm_lazy_grammar.adapter.refusals import options_of_ours, refuse_ignored
 from vllm_lazy_grammar.adapter.request import grammar_key, trigger_spec
-from vllm_lazy_grammar.core.triggers import KEYS, Triggers, TriggerSpec
+from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
 from vllm_lazy_grammar.engines import xgrammar
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from vllm_lazy_grammar.core.matcher import GrammarKey
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
@@ -48,13 +50,13 @@ class FrontEnd:
     Args:
         settings: the operator's.
         model_config: vLLM's; held weakly.
-        compact: the engine's ``disable_any_whitespace``.
+        config: vLLM's configuration of structured outputs.
         eos_ids: ids that end a turn of this model unless a request says otherwise.
     """
 
-    def __init__(self, settings: Settings, model_config: Any, *, compact: bool, eos_ids: Iterable[int] = ()) -> None:
+    def __init__(self, settings: Settings, model_config: Any, config: Any, eos_ids: Iterable[int] = ()) -> None:
         self.settings = settings
-        self.compact = compact
+        self.config = config
         self._model_config = weakref.ref(model_config)
         self._eos_ids = frozenset(eos_ids)
         self._good: OrderedDict[bytes, None] = OrderedDict()
@@ -78,14 +80,11 @@ class FrontEnd:
             _refuse_without_grammar(spec)
             return
         _refuse_other_backend(structured)
-        key = _key(structured, compact=self.compact)
-        stop_ids = self._stop_ids(params, tokenizer)
-        digest = _digest(key, spec, stop_ids)
-        if not self._is_good(digest):
-            self._judge(params, key, theirs)
-            if spec is not None:
-                self._judge_triggers(spec, key, tokenizer, stop_ids)
-            self._remember(digest)
+        key = _key(structured, compact=self.config.disable_any_whitespace)
+        self._once((key,), partial(self._judge, params, key, theirs))
+        if spec is not None:
+            stop_ids = self._stop_ids(params, tokenizer)
+            self._once((key, spec, sorted(stop_ids)), partial(self._judge_triggers, spec, key, tokenizer, stop_ids))
         structured._backend = BACKEND  # noqa: SLF001 -- where vLLM keeps the choice
 
     def _judge(self, params: Any, key: GrammarKey | None, theirs: Callable[[Any], None]) -> None:
@@ -125,14 +124,14 @@ class FrontEnd:
         own = None if params.ignore_eos else getattr(tokenizer, "eos_token_id", None)
         return frozenset(eos).union(params.stop_token_ids or (), () if own is None else (own,))
 
-    def _is_good(self, digest: bytes) -> bool:
+    def _once(self, what: object, judge: Callable[[], None]) -> None:
+        """Judge what is not known to be good; two threads may judge the same at once."""
+        digest = hashlib.sha256(repr(what).encode(errors="surrogatepass")).digest()
         with self._lock:
-            known = digest in self._good
-            if known:
+            if digest in self._good:
                 self._good.move_to_end(digest)
-            return known
-
-    def _remember(self, digest: bytes) -> None:
+                return
+        judge()
         with self._lock:
             self._good[digest] = None
             while len(self._good) > _REMEMBERED:
@@ -168,35 +167,24 @@ def _shown_source(key: GrammarKey | None) -> str:
     return "" if key is None else key.source
 
 
-def _digest(key: GrammarKey | None, spec: TriggerSpec | None, stop_ids: frozenset[int]) -> bytes:
-    parts = (key, spec, sorted(stop_ids))
-    return hashlib.sha256(repr(parts).encode(errors="surrogatepass")).digest()
-
-
 _front_ends: dict[int, FrontEnd] = {}
 """By the identity of the model configuration, which vLLM hands to every check; an entry goes with it."""
 
 
-def front_end_of(model_config: Any, structured_outputs_config: Any) -> FrontEnd:
-    """What is kept for this configuration; with default settings where its engine was never seen in this process."""
-    known = _front_ends.get(id(model_config))
-    return known or _keep(model_config, Settings(), compact=structured_outputs_config.disable_any_whitespace)
+def front_end_of(model_config: Any, config: Any) -> FrontEnd:
+    """What is kept for this model; with default settings where its engine was never seen in this process."""
+    return known_front_end(model_config) or _keep(Settings(), model_config, config)
 
 
-def _keep(model_config: Any, settings: Settings, *, compact: bool, eos_ids: Iterable[int] = ()) -> FrontEnd:
-    made = _front_ends[id(model_config)] = FrontEnd(settings, model_config, compact=compact, eos_ids=eos_ids)
+def known_front_end(model_config: Any) -> FrontEnd | None:
+    """What is kept for this model, where its engine has our backend and was seen in this process."""
+    return _front_ends.get(id(model_config))
+
+
+def _keep(settings: Settings, model_config: Any, config: Any, eos_ids: Iterable[int] = ()) -> FrontEnd:
+    made = _front_ends[id(model_config)] = FrontEnd(settings, model_config, config, eos_ids)
     weakref.finalize(model_config, _front_ends.pop, id(model_config), None).atexit = False
     return made
-
-
-def lazy_is_served() -> bool:
-    """Whether an engine of this process has our backend."""
-    return bool(_front_ends)
-
-
-def options_of_ours(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Those of a request's extra arguments that are ours."""
-    return {name: value for name, value in (extra or {}).items() if name in KEYS}
 
 
 def starting(current: Callable[..., None]) -> Callable[..., None]:
@@ -209,8 +197,7 @@ def starting(current: Callable[..., None]) -> Callable[..., None]:
         settings = Settings.from_additional_config(vllm_config.additional_config)
         eos = self.generation_config_fields.get("eos_token_id")
         eos_ids = eos if isinstance(eos, list) else () if eos is None else (eos,)
-        compact = vllm_config.structured_outputs_config.disable_any_whitespace
-        _keep(vllm_config.model_config, settings, compact=compact, eos_ids=eos_ids)
+        _keep(settings, vllm_config.model_config, vllm_config.structured_outputs_config, eos_ids)
 
     return __init__
 
@@ -269,15 +256,46 @@ _checks = ThreadPoolExecutor(2, thread_name_prefix="lazy-grammar-check")
 """Checks run here, so that a large schema does not hold the server's event loop; threads start with the first one."""
 
 
+async def judge_off_loop(params: Any, model_config: Any, config: Any, tokenizer: Any) -> None:
+    """Judge SamplingParams on another thread; the judgement that vLLM asks for later, on the event loop, finds it remembered."""
+    check = partial(params._validate_structured_outputs, model_config, config, tokenizer)  # noqa: SLF001 -- our seam
+    await asyncio.get_running_loop().run_in_executor(_checks, check)
+
+
 def adding(current: Callable[..., Any]) -> Callable[..., Any]:
-    """``AsyncLLM.add_request`` that judges off the event loop first; the judgement on the loop then finds it remembered."""
+    """``AsyncLLM.add_request`` that judges a grammar off the event loop first."""
 
     async def add_request(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if is_lazy(self.vllm_config) and getattr(params, "structured_outputs", None) is not None:
-            tokenizer = self.input_processor.tokenizer
             config = self.vllm_config.structured_outputs_config
-            check = partial(params._validate_structured_outputs, self.model_config, config, tokenizer)  # noqa: SLF001 -- our seam
-            await asyncio.get_running_loop().run_in_executor(_checks, check)
+            await judge_off_loop(params, self.model_config, config, self.input_processor.tokenizer)
         return await current(self, request_id, prompt, params, *args, **kwargs)
 
     return add_request
+
+
+def rendering(current: Callable[..., Any]) -> Callable[..., Any]:
+    """A serving class's method that renders a request's prompt: refuses what vLLM would ignore, and judges the grammar.
+
+    Here, since a streamed answer has begun, with status 200, when the engine's client judges.
+    """
+
+    async def render(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        front_end = known_front_end(self.model_config)
+        if front_end is None:
+            return await current(self, request, *args, **kwargs)
+        with as_client_errors():
+            refuse_ignored(request)
+        result = await current(self, request, *args, **kwargs)
+        structured = request.extract_structured_outputs()
+        if structured is not None or request.vllm_xargs:
+            params = SamplingParams(
+                structured_outputs=structured,
+                extra_args=request.vllm_xargs,
+                stop_token_ids=request.stop_token_ids,
+                ignore_eos=request.ignore_eos,
+            )
+            await judge_off_loop(params, self.model_config, front_end.config, self.renderer.tokenizer)
+        return result
+
+    return render

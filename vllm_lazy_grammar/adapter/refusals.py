@@ -1,7 +1,7 @@
 """What is refused although vLLM would take it and silently do something else.
 
 Invariants:
-- Nothing is refused while no engine of this process serves lazy grammars.
+- Nothing is refused where the engine's backend is not ours.
 - A refusal of a request is a client's error (status 400) that names the field; a refusal of a start is a SettingsError.
 """
 
@@ -13,7 +13,6 @@ import vllm.envs as vllm_envs
 
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import is_lazy
-from vllm_lazy_grammar.adapter.frontend import lazy_is_served, options_of_ours
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.core.triggers import KEYS
 from vllm_lazy_grammar.errors import RequestError, SettingsError
@@ -28,39 +27,25 @@ _FOREIGN = frozenset({"grammar", "grammar_lazy", "preserved_tokens", *KEYS})
 _BEAM = "beam search does not obey grammars: set use_beam_search to false, or leave this out"
 
 
-def sampling(current: Callable[..., Any]) -> Callable[..., Any]:
-    """A request's ``to_sampling_params`` that refuses llama.cpp's fields, which vLLM would ignore."""
-
-    def to_sampling_params(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if lazy_is_served():
-            with as_client_errors():
-                refuse_top_level(self.model_extra or {})
-        return current(self, *args, **kwargs)
-
-    return to_sampling_params
+def options_of_ours(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those of a request's extra arguments that are ours."""
+    return {name: value for name, value in (extra or {}).items() if name in KEYS}
 
 
-def refuse_top_level(extra: Mapping[str, object]) -> None:
-    """RequestError where a field that vLLM does not know is one of llama.cpp's, or one of our options."""
+def refuse_ignored(request: Any) -> None:
+    """RequestError where a request of the OpenAI API asks for what vLLM would ignore: llama.cpp's fields, a grammar in a beam search."""
+    _refuse_top_level(request.model_extra or {})
+    if getattr(request, "use_beam_search", False):
+        _refuse_with_beams(request)
+
+
+def _refuse_top_level(extra: Mapping[str, object]) -> None:
     for name in sorted(_FOREIGN & extra.keys()):
         raise RequestError(
             name,
             extra[name],
             "is not read here: write the grammar as `structured_outputs` and the options in `vllm_xargs`",
         )
-
-
-def beam_request(current: Callable[..., Any]) -> Callable[..., Any]:
-    """A request's ``to_beam_search_params`` that refuses grammars, tools and triggers, which vLLM would ignore."""
-
-    def to_beam_search_params(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if lazy_is_served():
-            with as_client_errors():
-                refuse_top_level(self.model_extra or {})
-                _refuse_with_beams(self)
-        return current(self, *args, **kwargs)
-
-    return to_beam_search_params
 
 
 def _refuse_with_beams(request: Any) -> None:
