@@ -52,6 +52,7 @@ class _Epoch:
     shared: bool = False
 
     def copy(self) -> _Epoch:
+        """An independent copy, not shared."""
         return _Epoch(self.transcript.copy(), self.fired)
 
 

@@ -122,6 +122,7 @@ class _Reader:
     levels: list[_Level] = field(default_factory=lambda: [_Level(behind=False)])
 
     def read(self) -> Shape:
+        """The shape, complete."""
         before = Atom("", "")
         for index, atom in enumerate(self.shape.atoms):
             if atom.kind == "comment":
