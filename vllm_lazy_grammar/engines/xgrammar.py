@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -33,6 +34,7 @@ _NEVER_TEXT = b"\xff"
 
 _PLACE = re.compile(r"^\s*\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?", re.DOTALL)
 _SPACED_COMMA = re.compile(r'^(basic_(?:array_items|object_properties)\w* ::= \(\(")(?:, )', re.MULTILINE)
+_SPELLED_NUL = r"\u0000"
 _REASON_LENGTH = 300
 _PROBED = 32
 _SLOW_BYTE_NS = 20_000
@@ -58,28 +60,54 @@ def _translated(key: GrammarKey) -> Iterator[None]:
         raise GrammarError(limits.field_of(key), key.source, reason[:_REASON_LENGTH]) from error
 
 
-def _json_schema(source: str, *, compact: bool) -> xgr.Grammar:
-    grammar = xgr.Grammar.from_json_schema(
-        source, any_whitespace=not compact, separators=(",", ":") if compact else None
-    )
-    if not compact:
-        return grammar
-    text = str(grammar)
-    tight = _SPACED_COMMA.sub(r"\1,", text)
-    return grammar if tight == text else xgr.Grammar.from_ebnf(tight)
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How xgrammar reads a source: the names of what parses it and of what compiles it, and what both are given.
+
+    A parsed grammar is not compiled: on its way through xgrammar's cache it would lose what follows a NUL.
+    """
+
+    parse: str
+    compile: str
+    source: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def parsed(self) -> xgr.Grammar:
+        """The grammar, without a vocabulary."""
+        return getattr(xgr.Grammar, self.parse)(self.source, **self.options)
+
+    def compiled(self, compiler: xgr.GrammarCompiler) -> xgr.CompiledGrammar:
+        """The grammar, for the compiler's vocabulary."""
+        return getattr(compiler, self.compile)(self.source, **self.options)
 
 
-def _parsed(key: GrammarKey) -> xgr.Grammar:
-    """The grammar of a key, without a vocabulary; what xgrammar raises is not translated."""
+def _call(key: GrammarKey) -> _Call:
+    """How a key is read; what xgrammar raises meanwhile is not translated."""
     if key.kind in ("json", "json_object"):
-        return _json_schema(key.source if key.kind == "json" else '{"type": "object"}', compact=key.compact)
+        schema = key.source if key.kind == "json" else '{"type": "object"}'
+        return _tight(schema) if key.compact else _Call("from_json_schema", "compile_json_schema", schema)
     if key.kind == "regex":
-        return xgr.Grammar.from_regex(key.source)
-    if key.kind == "choice":
-        return xgr.Grammar.from_ebnf(sources.choice_rules(key))
+        return _Call("from_regex", "compile_regex", key.source)
     if key.kind == "structural_tag":
-        return xgr.Grammar.from_structural_tag(sources.structural_tag(key))
-    return xgr.Grammar.from_lark(key.source) if sources.is_lark(key.source) else xgr.Grammar.from_ebnf(key.source)
+        return _Call("from_structural_tag", "compile_structural_tag", sources.structural_tag(key))
+    if key.kind == "choice":
+        return _Call("from_ebnf", "compile_grammar", sources.choice_rules(key))
+    if sources.is_lark(key.source):
+        return _Call("from_lark", "compile_lark", key.source)
+    return _Call("from_ebnf", "compile_grammar", key.source)
+
+
+def _tight(schema: str) -> _Call:
+    """A schema without whitespace. xgrammar puts a blank behind the commas of a value that the schema says nothing about: taken out here.
+
+    Its rules as text end at a NUL, so a schema that spells one keeps that blank.
+    """
+    options = {"any_whitespace": False, "separators": (",", ":")}
+    call = _Call("from_json_schema", "compile_json_schema", schema, options)
+    rules = str(call.parsed())
+    if _SPELLED_NUL in schema or not _SPACED_COMMA.search(rules):
+        return call
+    return _Call("from_ebnf", "compile_grammar", _SPACED_COMMA.sub(r"\1,", rules))
 
 
 class SingleBytes:
@@ -200,12 +228,12 @@ class _Compiler:
         self._cached = xgr.GrammarCompiler(self.ids.info, max_threads=max_threads, cache_limit_bytes=cache_limit_bytes)
         self._uncached = xgr.GrammarCompiler(self.ids.info, max_threads=max_threads, cache_enabled=False)
 
-    def compile(self, grammar: xgr.Grammar) -> xgr.CompiledGrammar:
+    def compile(self, call: _Call) -> xgr.CompiledGrammar:
         """Compile; what its cache of parts can not take (a counted repetition in a schema's `pattern`) without that cache."""
         try:
-            return self._cached.compile_grammar(grammar)
+            return call.compiled(self._cached)
         except RuntimeError:
-            return self._uncached.compile_grammar(grammar)
+            return call.compiled(self._uncached)
 
 
 class XgrammarEngine:
@@ -246,7 +274,7 @@ class XgrammarEngine:
         by_id = sources.names_tokens(key)
         compiler = self._compiler_by_id() if by_id else self._plain
         with _translated(key):
-            compiled = compiler.compile(_parsed(key))
+            compiled = compiler.compile(_call(key))
             named = sources.named_tokens(str(compiled.grammar)) & self.vocabulary.special_ids if by_id else None
             grammar = XgrammarGrammar(key, compiled, compiler.ids, named)
             _probe(grammar)
@@ -314,7 +342,7 @@ def check(key: GrammarKey) -> None:
     limits.check(key)
     with _translated(key):
         if len(key.source) > _TRIED_BYTES or sources.names_tokens(key):
-            _parsed(key)
+            _call(key).parsed()
         else:
             _probe_bytes(_byte_engine().compile(key))
 
