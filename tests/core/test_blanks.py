@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vllm_lazy_grammar.core.blanks import ESCAPE, OUTSIDE, START, STRING, BlankBound, BlankState, advance
 from vllm_lazy_grammar.core.matcher import GrammarKey
-from vllm_lazy_grammar.core.rows import is_allowed, ones
+from vllm_lazy_grammar.core.rows import is_allowed
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
 from vllm_lazy_grammar.testing import FakeEngine
 
@@ -78,7 +78,7 @@ def test_json_inside_a_structural_tag_is_bounded():
 )
 def test_the_row_clears_exactly_the_tokens_that_a_step_refuses(state):
     m = matcher()
-    mask = BOUND.row(state, ones(VOCABULARY.row_words), "json", m)
+    mask = BOUND.row(state)
     for token in range(VOCABULARY.size):
         allowed = mask is None or is_allowed(mask, token, VOCABULARY.size)
         assert allowed == (BOUND.step(state, token, "json", m) is not None), PIECES[token : token + 1]
@@ -88,7 +88,10 @@ def test_no_row_is_laid_over_free_text():
     m = matcher()
     row = np.zeros(VOCABULARY.row_words, np.int32)
     m.fill(row)
-    assert BOUND.row(BlankState(OUTSIDE, 2), row, "mixed", m) is None
+    assert BOUND.is_free(BlankState(OUTSIDE, 2), row, m)
+    m = matcher(r"\{ *\}")
+    m.fill(row)
+    assert not BOUND.is_free(START, row, m)
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)

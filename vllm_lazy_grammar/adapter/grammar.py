@@ -138,12 +138,18 @@ class RowsOf:
 
 
 def _finished(request_id: str, trace: Trace, hold: Hold) -> None:
-    seconds, waited = hold.seconds, trace.joined_seconds
     logger.debug(
         "Request %s finished: %s; compile %s, %s",
         request_id,
         trace.describe(),
-        "not done" if seconds is None else f"{seconds * 1e3:.1f} ms",
-        f"the engine waited {waited * 1e3:.1f} ms for it" if waited else "nobody waited for it",
+        "not done" if hold.seconds is None else f"{hold.seconds * 1e3:.1f} ms",
+        _who_waited(trace),
     )
     hold.release()
+
+
+def _who_waited(trace: Trace) -> str:
+    if trace.eager:
+        return "outside the batch"
+    waited = trace.joined_seconds * 1e3
+    return f"the engine waited {waited:.1f} ms for it" if waited else "nobody waited for it"

@@ -20,53 +20,100 @@ from vllm_lazy_grammar.adapter.request import read
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.structured_output import StructuredOutputManager as _Base
+else:
+    _Base = object
 
 BACKEND = "lazy"
 
 
+class ServesLazy(_Base):
+    """What is added to vLLM's manager, in front of it: serves ``lazy`` and leaves the rest to the class behind."""
+
+    _grammar_bitmask: torch.Tensor | None
+    _is_unreasoned = False
+    """Our backend is in use, and no reasoning parser decides when a grammar begins."""
+    _is_plain = False
+    """Besides, there are no drafts: a step has one row per request, and it is its session's."""
+
+    def grammar_init(self, request: Request) -> None:
+        """Give the request its grammar, or the future of one."""
+        structured: Any = request.structured_output_request
+        if structured is None or structured.params._backend != BACKEND:  # noqa: SLF001 -- where vLLM keeps the choice
+            super().grammar_init(request)
+            return
+        try:
+            structured.grammar = self._lazy_grammar(request)
+        except FAULTS as error:
+            logger.error("Request %s is ended: %s: %s", request.request_id, type(error).__name__, error)
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            structured.grammar = failed
+
+    def _lazy_grammar(self, request: Request) -> Any:
+        backend = self._lazy_backend()
+        asked = read(request, compact=backend.compact)
+        return backend.eager(asked) if asked.spec is None else backend.lazy(asked)
+
+    def _lazy_backend(self) -> LazyBackend:
+        backend: LazyBackend | None = getattr(self, "backend", None)
+        if backend is None:
+            backend = self.backend = LazyBackend(
+                self.vllm_config,
+                self.tokenizer,
+                self.vllm_config.model_config.get_vocab_size(),
+                inline=not self._use_async_grammar_compilation,
+            )
+            self._is_unreasoned = self.reasoner_cls is None
+            self._is_plain = self._is_unreasoned and self.vllm_config.num_speculative_tokens == 0
+        return backend
+
+    def grammar_bitmask(
+        self,
+        requests: dict[str, Request],
+        structured_output_request_ids: list[str],
+        scheduled_spec_decode_tokens: dict[str, list[int]],
+    ) -> Any:
+        """The rows of one step: straight from the sessions where nothing else has a say, else as vLLM lays them out."""
+        ids = structured_output_request_ids
+        if not self._is_plain or not 0 < len(ids) <= self.fill_bitmask_parallel_threshold:
+            return super().grammar_bitmask(requests, ids, scheduled_spec_decode_tokens)
+        backend: LazyBackend = self.backend
+        bitmask = self._grammar_bitmask
+        if bitmask is None:
+            rows = self.vllm_config.scheduler_config.max_num_seqs
+            bitmask = self._grammar_bitmask = backend.allocate_token_bitmask(rows)
+        for index, request_id in enumerate(ids):
+            _grammar_of(requests[request_id]).fill_bitmask(bitmask, index)
+        return backend.rows_of(bitmask)[: len(ids)]
+
+    def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
+        """Advance the request's grammar; false ends the request."""
+        structured: Any = request.structured_output_request
+        if not self._is_unreasoned or structured is None or not new_token_ids:
+            return bool(super().accept_tokens(request, new_token_ids))
+        structured.reasoning_ended = True  # there is none without a parser, and vLLM notes it so
+        return _grammar_of(request).accept_tokens(request.request_id, new_token_ids)
+
+    def _fill_bitmasks(self, batch: Iterable[Any]) -> None:
+        rows = list(batch)
+        super()._fill_bitmasks(rows)
+        bitmask: Any = self._grammar_bitmask
+        for grammar, index, applied, *_ in rows:
+            if not applied and isinstance(grammar, LazyGrammar):
+                grammar.forbid_end(bitmask, index)
+
+
 def make_manager(base: type[StructuredOutputManager]) -> type[StructuredOutputManager]:
     """A subclass of vLLM's manager that also serves the backend named ``lazy``."""
+    return type("LazyManager", (ServesLazy, base), {})
 
-    class LazyManager(base):
-        """Serves ``lazy`` and leaves the rest to its base."""
 
-        def grammar_init(self, request: Request) -> None:
-            """Give the request its grammar, or the future of one."""
-            structured: Any = request.structured_output_request
-            if structured is None or structured.params._backend != BACKEND:  # noqa: SLF001 -- where vLLM keeps the choice
-                super().grammar_init(request)
-                return
-            try:
-                structured.grammar = self._lazy_grammar(request)
-            except FAULTS as error:
-                logger.error("Request %s is ended: %s: %s", request.request_id, type(error).__name__, error)
-                failed: Future[Any] = Future()
-                failed.set_exception(error)
-                structured.grammar = failed
-
-        def _lazy_grammar(self, request: Request) -> Any:
-            backend = self._lazy_backend()
-            asked = read(request, compact=backend.compact)
-            return backend.eager(asked) if asked.spec is None else backend.lazy(asked)
-
-        def _lazy_backend(self) -> LazyBackend:
-            backend: LazyBackend | None = getattr(self, "backend", None)
-            if backend is None:
-                backend = self.backend = LazyBackend(
-                    self.vllm_config,
-                    self.tokenizer,
-                    self.vllm_config.model_config.get_vocab_size(),
-                    inline=not self._use_async_grammar_compilation,
-                )
-            return backend
-
-        def _fill_bitmasks(self, batch: Iterable[Any]) -> None:
-            rows = list(batch)
-            super()._fill_bitmasks(rows)
-            for grammar, index, applied, *_ in rows:
-                if not applied and isinstance(grammar, LazyGrammar):
-                    grammar.forbid_end(self._grammar_bitmask, index)
-
-    return LazyManager
+def _grammar_of(request: Request) -> LazyGrammar:
+    """The request's grammar; it is ready, or the request would not be in the batch."""
+    structured: Any = request.structured_output_request
+    grammar = structured._grammar  # noqa: SLF001 -- the property looks for futures, twice per step and request
+    return grammar if type(grammar) is LazyGrammar else structured.grammar

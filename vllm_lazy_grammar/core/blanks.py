@@ -104,6 +104,7 @@ class BlankBound:
         self._table = _tables(pieces)
         self._ends, self._leading, self._trailing, self._inner = (self._lists(i) for i in range(4))
         self._probe = vocabulary.token_of(PROBE.decode())
+        self._states = tuple(tuple(BlankState(lexer, run) for run in range(bound + 1)) for lexer in range(3))
         self._rows: dict[BlankState, Row | None] = {}
 
     def _lists(self, field: int) -> tuple[list[int], ...]:
@@ -120,7 +121,9 @@ class BlankBound:
             matcher: stands before the token; asked only where the text may be free, and left as it was.
         """
         lexer, run = state
-        exceeds = self._exceeds(state, token)
+        exceeds = self._inner[lexer][token] > self.bound or (
+            lexer == OUTSIDE and run + self._leading[lexer][token] > self.bound
+        )
         if mode == "mixed" and lexer == OUTSIDE and (exceeds or token in self._quoted) and _is_free(matcher):
             return START
         if exceeds:
@@ -128,22 +131,17 @@ class BlankBound:
         trailing = self._trailing[lexer][token]
         if lexer == OUTSIDE and trailing == self._lengths[token]:
             trailing += run
-        return BlankState(self._ends[lexer][token], trailing)
+        return self._states[self._ends[lexer][token]][trailing]
 
-    def _exceeds(self, state: BlankState, token: int) -> bool:
-        lexer, run = state
-        return self._inner[lexer][token] > self.bound or (
-            lexer == OUTSIDE and run + self._leading[lexer][token] > self.bound
-        )
-
-    def row(self, state: BlankState, row: Row, mode: BlankMode, matcher: Matcher) -> Row | None:
-        """The row to AND into `row`; None where there is nothing to clear."""
+    def row(self, state: BlankState) -> Row | None:
+        """The row of what may come in JSON, to be ANDed into a grammar's; None where it would clear nothing. Shared: not to be changed."""
         if state not in self._rows:
             self._rows[state] = self._make_row(state)
-        mask = self._rows[state]
-        if mask is None or mode == "json" or state.lexer != OUTSIDE:
-            return mask
-        return None if self._row_is_free(row, matcher) else mask
+        return self._rows[state]
+
+    def is_free(self, state: BlankState, row: Row, matcher: Matcher) -> bool:
+        """Whether the grammar's row, at a position outside strings, is that of free text, which is not bounded."""
+        return state.lexer == OUTSIDE and self._row_is_free(row, matcher)
 
     def _row_is_free(self, row: Row, matcher: Matcher) -> bool:
         if self._probe is None:

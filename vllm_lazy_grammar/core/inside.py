@@ -15,15 +15,15 @@ import numpy as np
 
 from vllm_lazy_grammar.core.blanks import START, STRING, advance
 from vllm_lazy_grammar.core.journal import Phase, Position
-from vllm_lazy_grammar.core.rows import IdSet
+from vllm_lazy_grammar.core.rows import IdSet, ones
 
 if TYPE_CHECKING:
-    from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode
+    from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode, BlankState
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.control import ControlTokens
-    from vllm_lazy_grammar.core.transcript import Fed
     from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.rows import RowCache
+    from vllm_lazy_grammar.core.transcript import Fed
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
 
 _TRAIL_LIMIT = 512
@@ -61,8 +61,9 @@ class Inside:
     ) -> None:
         self.vocabulary, self.control, self.stop_ids = vocabulary, control, stop_ids
         self._compile, self._blanks, self._rows = compile_, blanks, rows
-        named = control.ids - vocabulary.special_ids
-        self._never = IdSet(named | stop_ids, vocabulary.size)
+        # A matcher's row has no special tokens already; most requests have nothing else to clear.
+        self._never = IdSet((control.ids | stop_ids) - vocabulary.special_ids, vocabulary.size)
+        self._rows_laid: dict[BlankState, Row] = {}
         self._single = {t: IdSet([t], vocabulary.size) for t in control.spelled}
         self._first_trail = b"" if compile_.prewarmed else None
 
@@ -122,20 +123,33 @@ class Inside:
 
     def fill(self, at: Position, row: Row) -> bool:
         """The grammar's row without stop ids. Returns whether it masks anything."""
-        if not self._copy_prewarmed(at, row) and not at.matcher.fill(row) and not len(self._never):
+        prewarmed = at.trail is not None and self._rows.get((self._compile.key, at.trail), row)
+        if not prewarmed and not at.matcher.fill(row) and not self._never:
             return False
-        if self._blanks is not None:
-            mask = self._blanks.bound.row(at.blanks, row, self._blanks.mode, at.matcher)
-            if mask is not None:
-                np.bitwise_and(row, mask, out=row)
-        if len(self._never):
-            self._never.mask(row)
-        if self.control.spelled:
+        self._clear(at, row)
+        if self._single:
             self._allow_spelled(at, row)
         return True
 
-    def _copy_prewarmed(self, at: Position, row: Row) -> bool:
-        return at.trail is not None and self._rows.get((self._compile.key, at.trail), row)
+    def _clear(self, at: Position, row: Row) -> None:
+        """Clear what is never text, and in JSON what would exceed the bound on blanks."""
+        blanks = self._blanks
+        if blanks is None or (blanks.mode == "mixed" and blanks.bound.is_free(at.blanks, row, at.matcher)):
+            if self._never:
+                self._never.mask(row)
+            return
+        mask = self._laid(at.blanks, blanks.bound) if self._never else blanks.bound.row(at.blanks)
+        if mask is not None:
+            np.bitwise_and(row, mask, row)
+
+    def _laid(self, state: BlankState, bound: BlankBound) -> Row:
+        """The row of the bound without the ids that are never text, so that both cost one AND."""
+        row = self._rows_laid.get(state)
+        if row is None:
+            base = bound.row(state)
+            row = self._rows_laid[state] = ones(self.vocabulary.row_words) if base is None else base.copy()
+            self._never.mask(row)
+        return row
 
     def _allow_spelled(self, at: Position, row: Row) -> None:
         """Set the control tokens that literals take here; one that is a stop id only where it completes the grammar."""

@@ -84,9 +84,7 @@ class Journal:
     def fork(self, forked: dict[int, Matcher]) -> Journal:
         """A copy whose matchers are those of `forked` (by the id of the original)."""
         twin = Journal()
-        twin._positions = [
-            p._replace(matcher=forked[id(p.matcher)]) for p in self._positions
-        ]
+        twin._positions = [p._replace(matcher=forked[id(p.matcher)]) for p in self._positions]
         twin._moves = bytearray(self._moves)
         return twin
 

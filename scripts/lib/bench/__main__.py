@@ -1,0 +1,39 @@
+"""scripts/bench: all benchmarks, or those named: steps gate trie first_token."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.serving.models import demo_model
+
+
+def main() -> None:
+    """Run what the command line names, everything where it names nothing."""
+    wanted = set(sys.argv[1:]) or {"steps", "gate", "trie", "first_token"}
+    model = demo_model()
+    if "steps" in wanted:
+        from scripts.lib.bench import steps
+
+        steps.run(model)
+    if wanted & {"gate", "trie"}:
+        from transformers import AutoTokenizer
+
+        from scripts.lib.bench import gate, trie
+        from tests.serving.models import SHARED
+        from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
+
+        qwen = SHARED / "data" / "qwen3"
+        tokenizer = AutoTokenizer.from_pretrained(qwen if qwen.is_dir() else model)
+        engine = XgrammarEngine.for_tokenizer(tokenizer, 151_936 if qwen.is_dir() else len(tokenizer))
+        if "gate" in wanted:
+            gate.run(engine, tokenizer)
+        if "trie" in wanted:
+            trie.run(engine)
+    if "first_token" in wanted:
+        from scripts.lib.bench import first_token
+
+        first_token.run()
+
+
+if __name__ == "__main__":
+    main()
