@@ -1,4 +1,4 @@
-"""The models that the server tests serve: the demo model, and one with dummy weights and a large vocabulary.
+"""The models that the server tests serve: the demo model, one with dummy weights and a large vocabulary, and two for special tokenizers.
 
 Invariants:
 - A made folder is whole whenever it exists: it appears by one rename.
@@ -13,6 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -33,16 +36,54 @@ def demo_model() -> Path:
     return Path(made.stdout.splitlines()[-1])
 
 
-def dummy_model(target: Path) -> Path:
-    """A two-layer Qwen3 for ``--load-format dummy`` at ``target``: Qwen3's tokenizer, or the demo model's without shared/."""
+_THINKING = {"<issue_start>": "<think>", "<issue_closed>": "</think>", "<jupyter_start>": "<tool_call>"}
+"""Special tokens of the demo model that nothing writes, renamed to those that reasoning parsers look for."""
+
+
+def thinking_model(target: Path) -> Path:
+    """The demo model at ``target``, with special tokens named `<think>`, `</think>` and `<tool_call>`."""
     if target.is_dir():
         return target
+    source = demo_model()
+    with _made_at(target) as made:
+        for path in source.iterdir():
+            (made / path.name).symlink_to(path)
+        (made / "tokenizer.json").unlink()
+        text = (source / "tokenizer.json").read_text()
+        for old, new in _THINKING.items():
+            text = text.replace(json.dumps(old), json.dumps(new))
+        (made / "tokenizer.json").write_text(text)
+    return target
+
+
+def mistral_model(target: Path) -> Path:
+    """A two-layer Mistral for ``--load-format dummy`` at ``target``, with a tekken tokenizer of ``mistral_common``'s."""
+    if target.is_dir():
+        return target
+    data = Path(str(files("mistral_common"))) / "data"
+    with _made_at(target) as made:
+        shutil.copyfile(data / "tekken_240911.json", made / "tekken.json")
+        (made / "params.json").write_text(json.dumps(_mistral_params(), indent=1))
+    return target
+
+
+@contextmanager
+def _made_at(target: Path) -> Iterator[Path]:
+    """A folder to be filled, which then appears at ``target``."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         made.mkdir()
-        (made / "config.json").write_text(json.dumps(_qwen3_config(_copy_tokenizer(made)), indent=1))
+        yield made
         made.rename(target)
+
+
+def dummy_model(target: Path) -> Path:
+    """A two-layer Qwen3 for ``--load-format dummy`` at ``target``: Qwen3's tokenizer, or the demo model's without shared/."""
+    if target.is_dir():
+        return target
+    with _made_at(target) as made:
+        (made / "config.json").write_text(json.dumps(_qwen3_config(_copy_tokenizer(made)), indent=1))
     return target
 
 
@@ -86,4 +127,23 @@ def _qwen3_config(vocabulary: int) -> dict[str, object]:
         "bos_token_id": begin,
         "eos_token_id": end,
         "use_cache": True,
+    }
+
+
+def _mistral_params() -> dict[str, object]:
+    """The smallest ``params.json`` that vLLM's CPU build serves."""
+    return {
+        "dim": 64,
+        "n_layers": 2,
+        "head_dim": 32,
+        "hidden_dim": 128,
+        "n_heads": 2,
+        "n_kv_heads": 1,
+        "rope_theta": 1_000_000.0,
+        "norm_eps": 1e-05,
+        "vocab_size": 131_072,
+        "max_position_embeddings": 8_192,
+        "model_type": "transformer",
+        "tied_embeddings": True,
+        "dtype": "bfloat16",
     }

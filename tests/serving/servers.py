@@ -26,7 +26,8 @@ from typing import Any, Self
 
 from openai import AsyncOpenAI, OpenAI
 
-from tests.serving.models import CHECKOUT, demo_model, dummy_model
+from tests.serving.models import CHECKOUT, demo_model, dummy_model, mistral_model, thinking_model
+from tests.serving.wishes import PROCESSOR
 
 MODEL = "model"
 """The name under which every server serves."""
@@ -50,7 +51,7 @@ class Flags:
     """A set of flags; equal ones share a server.
 
     Args:
-        model: `demo` or `dummy`.
+        model: `demo`, `dummy` (large vocabulary), `thinking` (the demo model with `<think>`, `</think>`, `<tool_call>`) or `mistral` (tekken).
         args: command line arguments behind the common ones.
         dtype: `bfloat16`, or `float32` where outputs are compared.
         env: variables set for the server, as pairs.
@@ -65,7 +66,7 @@ class Flags:
 
     def command(self, model_path: Path, port: int) -> list[str]:
         """The whole command line."""
-        dummy = ["--load-format", "dummy"] if self.model == "dummy" else []
+        dummy = ["--load-format", "dummy"] if self.model in ("dummy", "mistral") else []
         common = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL, "--enforce-eager"]
         sizes = ["--dtype", self.dtype, "--max-model-len", str(self.max_model_len)]
         serve = [str(Path(sys.executable).with_name("vllm")), "serve", str(model_path), *self.args]
@@ -73,9 +74,10 @@ class Flags:
 
     def model_path(self) -> Path:
         """The model's folder, made where it is missing."""
-        if self.model == "dummy":
-            return dummy_model(Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / "dummy-model")
-        return demo_model()
+        if self.model == "demo":
+            return demo_model()
+        made = {"dummy": dummy_model, "thinking": thinking_model, "mistral": mistral_model}
+        return made[self.model](Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / self.model)
 
     def __str__(self) -> str:
         env = [f"{name}={value}" for name, value in self.env]
@@ -84,6 +86,9 @@ class Flags:
 
 LAZY = Flags()
 LAZY_FLOAT32 = Flags(dtype="float32")
+WISHES = Flags(
+    args=(*LAZY.args, "--logits-processors", PROCESSOR), dtype="float32", env=(("VLLM_LOGGING_LEVEL", "DEBUG"),)
+)
 XGRAMMAR_FLOAT32 = Flags(args=("--structured-outputs-config.backend", "xgrammar"), dtype="float32")
 DUMMY_LAZY = Flags(model="dummy", max_model_len=8192)
 
@@ -175,9 +180,13 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def log_tail(self) -> str:
-        """The last lines of the log, without what nanobind says about itself when an interpreter ends."""
-        lines = [line for line in self.log().splitlines() if not line.startswith(_NOISE)]
+        """The last lines of the log, without vLLM's debug lines and what nanobind says about itself when an interpreter ends."""
+        lines = [line for line in self.log().splitlines() if not line.startswith(_NOISE) and not _is_debug(line)]
         return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _is_debug(line: str) -> bool:
+    return " DEBUG " in line and "Request " not in line
 
 
 @dataclass(slots=True)
