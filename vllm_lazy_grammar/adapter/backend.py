@@ -26,7 +26,7 @@ from vllm_lazy_grammar.core.compiles import Compile, GrammarStore
 from vllm_lazy_grammar.core.control import ControlTokens, looks_like_marker
 from vllm_lazy_grammar.core.gate import Gate
 from vllm_lazy_grammar.core.inside import Blanks, Inside
-from vllm_lazy_grammar.core.prewarm import Worker
+from vllm_lazy_grammar.core.prewarm import ROWS, Worker
 from vllm_lazy_grammar.core.session import Session
 from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
@@ -136,10 +136,27 @@ class LazyBackend(StructuredOutputBackend):
         """The request's grammar, at once: it is compiled while the trigger is awaited."""
         hold = Hold(self.store.get(request.key))
         try:
-            return self._grammar(request, hold)
+            grammar = self._grammar(request, hold)
         except FAULTS:
             hold.release()
             raise
+        if hold.compile.prewarmed:
+            hold.compile.future.add_done_callback(partial(self._prewarm_awaiting, request))
+        return grammar
+
+    def _prewarm_awaiting(self, request: GrammarRequest, compiled: Future[Any]) -> None:
+        """Have the first row of the awaiting request made on the worker, now that it is known what the grammar refuses."""
+        if compiled.cancelled() or compiled.exception() is not None:
+            return
+
+        def fill() -> None:
+            hold = Hold(self.store.get(request.key))
+            try:
+                self._session(request, hold.compile).fill(rows.zeros(self.vocabulary.row_words))
+            finally:
+                hold.release()
+
+        self.worker.submit(fill, ROWS)
 
     def _grammar(self, request: GrammarRequest, hold: Hold) -> LazyGrammar:
         return LazyGrammar(request.request_id, self._session(request, hold.compile), hold, self.rows_of)
