@@ -84,10 +84,30 @@ class Flags:
         return " ".join([*env, self.model, self.dtype, *self.args])
 
 
+_WISHING = ("--logits-processors", PROCESSOR)
 LAZY = Flags()
 LAZY_FLOAT32 = Flags(dtype="float32")
-WISHES = Flags(
-    args=(*LAZY.args, "--logits-processors", PROCESSOR), dtype="float32", env=(("VLLM_LOGGING_LEVEL", "DEBUG"),)
+WISHES = Flags(args=(*LAZY.args, *_WISHING), dtype="float32", env=(("VLLM_LOGGING_LEVEL", "DEBUG"),))
+DEEPSEEK_R1 = Flags(
+    model="thinking",
+    args=(
+        *("--structured-outputs-config", '{"backend": "lazy", "disable_any_whitespace": true}'),
+        *("--reasoning-parser", "deepseek_r1"),
+        *_WISHING,
+    ),
+)
+QWEN3 = Flags(model="thinking", args=(*LAZY.args, "--reasoning-parser", "qwen3", *_WISHING))
+IN_REASONING = Flags(
+    model="thinking",
+    args=(
+        *("--structured-outputs-config.backend", "lazy", "--structured-outputs-config.enable_in_reasoning", "true"),
+        *("--reasoning-parser", "deepseek_r1"),
+        *_WISHING,
+    ),
+)
+MISTRAL = Flags(
+    model="mistral",
+    args=(*LAZY.args, "--tokenizer-mode", "mistral", "--config-format", "mistral"),
 )
 XGRAMMAR_FLOAT32 = Flags(args=("--structured-outputs-config.backend", "xgrammar"), dtype="float32")
 DUMMY_LAZY = Flags(model="dummy", max_model_len=8192)

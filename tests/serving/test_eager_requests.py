@@ -1,0 +1,143 @@
+"""Eager requests: all that vLLM's own xgrammar backend takes is held from the first token on, whatever the model wishes for."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.serving.asking import ASK_PERSON, PERSON, Said, chat, chats, complete, is_person, respond, streamed
+from tests.serving.servers import WISHES, lazy
+from tests.serving.wishes import spell, tokens
+
+pytestmark = pytest.mark.server(WISHES)
+
+PROSE = "No, I would rather write prose."
+ONE_KEY = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+QUOTE = tokens('"')[0]
+NEWLINES = {str(tokens(blank)[0]): 100 for blank in ("\n", "\n\n")}
+
+TAGS = {
+    "new form": {
+        "type": "structural_tag",
+        "format": {
+            "type": "triggered_tags",
+            "triggers": ["<f>"],
+            "tags": [{"begin": "<f>", "content": {"type": "json_schema", "json_schema": ONE_KEY}, "end": "</f>"}],
+        },
+    },
+    "old form": {"structures": [{"begin": "<f>", "schema": ONE_KEY, "end": "</f>"}], "triggers": ["<f>"]},
+}
+
+
+@pytest.mark.parametrize("schema", [PERSON, json.dumps(PERSON)], ids=["object", "string"])
+def test_a_json_schema_holds_from_the_first_token(server, schema):
+    said = chat(server, ASK_PERSON, lazy({"json": schema}), wishes=PROSE)
+    assert is_person(said.text), said
+    assert said.finish == "stop"
+
+
+def test_json_object_holds_to_an_object(server):
+    said = chat(server, ASK_PERSON, lazy({"json_object": True}), wishes=[*tokens('[1] {"a": 1}'), 2])
+    assert isinstance(json.loads(said.text), dict)
+
+
+def test_a_response_format_is_an_eager_grammar(server):
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    assert is_person(chat(server, ASK_PERSON, {"response_format": wanted}, wishes=PROSE).text)
+    text = chat(server, ASK_PERSON, {"response_format": {"type": "json_object"}}, wishes=[*tokens('{"a": 1}'), 2]).text
+    assert json.loads(text) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("structured", "allowed"),
+    [
+        ({"regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"grammar": 'root ::= "yes" | "no" [0-9]'}, "yes|no[0-9]"),
+        ({"grammar": 'start: "yes" | "no" DIGIT\nDIGIT: /[0-9]/'}, "yes|no[0-9]"),
+    ],
+    ids=["regex", "choice", "ebnf", "lark"],
+)
+def test_regex_choice_ebnf_and_lark_hold(server, structured, allowed):
+    for said in (
+        chat(server, "yes or no?", lazy(structured), wishes=PROSE),
+        chat(server, "yes or no?", lazy(structured)),
+        complete(server, "yes or no?", lazy(structured), wishes=PROSE),
+    ):
+        assert re.fullmatch(allowed, said.text), said
+        assert said.finish == "stop"
+    assert re.fullmatch(allowed, respond(server, "yes or no?", lazy(structured), wishes=PROSE))
+
+
+@pytest.mark.parametrize("tag", TAGS.values(), ids=TAGS.keys())
+def test_a_structural_tag_leaves_prose_free_and_holds_inside_the_tag(server, tag):
+    said = chat(
+        server,
+        body=lazy({"structural_tag": json.dumps(tag)}),
+        wishes=[*tokens("so <f>"), *spell("no"), *tokens(" JSON")],
+    )
+    prose, begin, rest = said.text.partition("<f>")
+    held, end, _ = rest.partition("</f>")
+    assert (prose, begin, end) == ("so ", "<f>", "</f>")
+    assert json.loads(held) == {"a": "x"}
+
+
+def test_each_of_n_choices_and_a_streamed_answer_obey(server):
+    for said in chats(server, ASK_PERSON, lazy({"json": PERSON}), n=4, temperature=0.8):
+        assert is_person(said.text), said
+    assert streamed(server, ASK_PERSON, lazy({"json": PERSON})) == chat(server, ASK_PERSON, lazy({"json": PERSON}))
+
+
+# -- stop ids --------------------------------------------------------------------------------------------------------
+
+
+def test_e3_a_stop_id_that_spells_a_quote_can_not_end_the_answer_inside_a_string(server):
+    wishes = [*tokens('{"name": "Bo'), QUOTE, QUOTE]
+    said = chat(server, ASK_PERSON, {**lazy({"json": PERSON}), "stop_token_ids": [QUOTE]}, wishes=wishes)
+    assert is_person(said.text), said
+    assert said.text.startswith('{"name": "Bo')
+
+
+def test_a_requests_own_stop_id_ends_the_answer_where_the_grammar_may_end(server):
+    (bang,) = tokens("!")
+    body = {**lazy({"regex": "[0-9]+"}), "stop_token_ids": [bang]}
+    assert chat(server, body=body, wishes=[bang, *spell("12"), bang]).text[-2:] == "12"
+    assert chat(server, body=lazy({"regex": "[0-9]+"}), wishes=[*spell("12"), bang, 2]).text[:2] == "12"
+
+
+# -- blanks ----------------------------------------------------------------------------------------------------------
+
+
+def longest_blank(text):
+    return max(len(run) for run in re.findall(r"\s*", text))
+
+
+@pytest.mark.parametrize("triggers", [(), ("word:{",)], ids=["eager", "lazy"])
+def test_w1_a_model_that_wants_newlines_for_ever_gets_twenty(server, triggers):
+    said = chat(
+        server, body=lazy({"json": ONE_KEY}, *triggers), wishes=tokens("{"), logit_bias=NEWLINES, max_tokens=160
+    )
+    assert json.loads(said.text) == {"a": "x"}
+    assert longest_blank(said.text) == 20
+    assert said.finish == "stop"
+
+
+def test_w1_blanks_in_a_structural_tag_are_bounded_too(server):
+    said = chat(
+        server,
+        body=lazy({"structural_tag": json.dumps(TAGS["new form"])}),
+        wishes=[*tokens("so <f>"), *[-1] * 90, 2],
+        logit_bias=NEWLINES,
+        max_tokens=96,
+    )
+    held, end, _ = said.text.removeprefix("so <f>").partition("</f>")
+    assert end, said
+    assert json.loads(held) == {"a": "x"}
+    assert longest_blank(held) == 20
+
+
+def test_pretty_printing_passes(server):
+    person = json.dumps({"name": "Bob", "age": 3}, indent=4)
+    assert chat(server, ASK_PERSON, lazy({"json": PERSON}), wishes=[*tokens(person), 2]) == Said(person, "stop")
