@@ -157,6 +157,20 @@ def test_a_request_that_ends_gives_its_grammar_back_and_says_what_the_gate_did(e
     assert "compile" in line
 
 
+def test_the_end_of_a_request_is_told_although_vllm_still_holds_it(engine, monkeypatch):
+    from vllm.v1.request import RequestStatus
+
+    from vllm_lazy_grammar.adapter import grammar
+
+    lines = []
+    monkeypatch.setattr(grammar.logger, "debug", lambda text, *args: lines.append(text % args))
+    request = engine.request(LAZILY, json=SCHEMA)
+    engine.accept(request, "So")
+    request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    engine.accept(request, " ")
+    assert len([line for line in lines if f"Request {request.request_id} finished: never fired" in line]) == 1
+
+
 def test_a_fault_inside_a_session_ends_that_request_alone(engine, monkeypatch):
     from vllm_lazy_grammar.adapter import grammar as module
 

@@ -4,7 +4,7 @@ Invariants:
 - Nothing a session raises reaches the engine: the first fault is logged once, with the request's id, and ends that request alone, at the
   next token it is offered. Until then its rows mask nothing.
 - A draft that is refused is no fault; a sampled token that is refused is ours, and the log line says what is needed to reproduce it.
-- When vLLM drops the grammar (finished, aborted, failed) one debug line tells what the gate did and the compile loses a holder.
+- When the request is over, or vLLM drops the grammar (aborted), one debug line tells what the gate did and the compile loses a holder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ class LazyGrammar(StructuredOutputGrammar):
         self.session = session
         self._rows_of = rows_of
         self._failed = False
-        weakref.finalize(self, _finished, request_id, session.trace, hold).atexit = False
+        self._finalizer = weakref.finalize(self, _finished, request_id, session.trace, hold)
+        self._finalizer.atexit = False
+
+    def finish(self) -> None:
+        """The request is over: tell what the gate did, once, and give the compile back. Otherwise this happens when the object goes."""
+        self._finalizer()
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:  # noqa: ARG002 -- vLLM's signature
         """Advance by tokens that were sampled, or are being tried while masks are filled; false ends the request."""

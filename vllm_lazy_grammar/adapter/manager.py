@@ -94,9 +94,13 @@ class ServesLazy(_Base):
         """Advance the request's grammar; false ends the request."""
         structured: Any = request.structured_output_request
         if not self._is_unreasoned or structured is None or not new_token_ids:
-            return bool(super().accept_tokens(request, new_token_ids))
-        structured.reasoning_ended = True  # there is none without a parser, and vLLM notes it so
-        return _grammar_of(request).accept_tokens(request.request_id, new_token_ids)
+            accepted = bool(super().accept_tokens(request, new_token_ids))
+        else:
+            structured.reasoning_ended = True  # there is none without a parser, and vLLM notes it so
+            accepted = _grammar_of(request).accept_tokens(request.request_id, new_token_ids)
+        if structured is not None and (not accepted or request.is_finished()):
+            _finish(structured)
+        return accepted
 
     def _fill_bitmasks(self, batch: Iterable[Any]) -> None:
         rows = list(batch)
@@ -117,3 +121,9 @@ def _grammar_of(request: Request) -> LazyGrammar:
     structured: Any = request.structured_output_request
     grammar = structured._grammar  # noqa: SLF001 -- the property looks for futures, twice per step and request
     return grammar if type(grammar) is LazyGrammar else structured.grammar
+
+
+def _finish(structured: Any) -> None:
+    """The request has had its last token: vLLM may hold it until the next one arrives, so its end is told now."""
+    if isinstance(structured.grammar, LazyGrammar):
+        structured.grammar.finish()
