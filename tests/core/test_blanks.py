@@ -26,7 +26,7 @@ def matcher(pattern="[\\s\\S]*"):
 def walk(tokens, mode="json", pattern="[\\s\\S]*"):
     state, m = START, matcher(pattern)
     for token in tokens:
-        state = BOUND.step(state, token, mode, m)
+        state = BOUND.step(state, token, m, mode)
         if state is None:
             return None
         m.accept(token)
@@ -81,7 +81,7 @@ def test_the_row_clears_exactly_the_tokens_that_a_step_refuses(state):
     mask = BOUND.row(state)
     for token in range(VOCABULARY.size):
         allowed = mask is None or is_allowed(mask, token, VOCABULARY.size)
-        assert allowed == (BOUND.step(state, token, "json", m) is not None), PIECES[token : token + 1]
+        assert allowed == (BOUND.step(state, token, m, "json") is not None), PIECES[token : token + 1]
 
 
 def test_no_row_is_laid_over_free_text():
@@ -100,5 +100,5 @@ def test_stepping_by_tokens_equals_scanning_their_bytes(tokens):
     wide = BlankBound(VOCABULARY, 1000)
     state, m = START, matcher()
     for token in tokens:
-        state = wide.step(state, token, "json", m)
+        state = wide.step(state, token, m, "json")
     assert state == advance(START, b"".join(PIECES[t] for t in tokens))

@@ -111,14 +111,14 @@ class BlankBound:
         """One field of the table as lists: indexing a list costs a third of indexing an array."""
         return tuple(self._table[state, field].tolist() for state in range(3))
 
-    def step(self, state: BlankState, token: int, mode: BlankMode, matcher: Matcher) -> BlankState | None:
+    def step(self, state: BlankState, token: int, matcher: Matcher, mode: BlankMode) -> BlankState | None:
         """The state behind a whole token; None where the token would exceed the bound.
 
         Args:
             state: where the text stands.
             token: the next id.
-            mode: "mixed" where the grammar has free text around its JSON.
             matcher: stands before the token; asked only where the text may be free, and left as it was.
+            mode: "mixed" where the grammar has free text around its JSON.
         """
         lexer, run = state
         exceeds = self._inner[lexer][token] > self.bound or (

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.trace import Trace
     from vllm_lazy_grammar.core.triggers import TriggerSpec
 
+_AWAITING, _PENDING, _INSIDE = Phase.AWAITING, Phase.PENDING, Phase.INSIDE  # an enum's members are slow to look up
+
 
 class Session:
     """The grammar of one request.
@@ -135,7 +137,8 @@ class Session:
         kept = self._slot.copy_to(row)
         if kept is not None:
             return kept
-        self._join()
+        if self._walk.at.phase is _PENDING:
+            self._join()
         begin = time.perf_counter()
         masks = self._fill(row)
         if not masks:
@@ -146,17 +149,16 @@ class Session:
 
     def _fill(self, row: Row) -> bool:
         walk = self._walk
-        if walk.at.phase is Phase.TERMINATED:
-            return False
-        if walk.at.phase is Phase.AWAITING:
+        at = walk.at
+        if at.phase is _INSIDE:
+            return self._masks.leaving(walk.gate, at, row) if walk.may_leave else self._masks.held(at, row)
+        if at.phase is _AWAITING:
             return self._masks.free(walk.gate, row, must_call=walk.must_call)
-        if walk.may_leave:
-            return self._masks.leaving(walk.gate, walk.at, row)
-        return self._masks.held(walk.at, row)
+        return False
 
     def _join(self) -> None:
         """Wait for the compile where a fired trigger needs it, and settle."""
-        if self._walk.at.phase is not Phase.PENDING:
+        if self._walk.at.phase is not _PENDING:
             return
         begin = time.perf_counter()
         waits = not self._compile.ready

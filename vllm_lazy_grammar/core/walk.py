@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.triggers import TriggerSpec
 
 _PASSED, _OBSERVED = GateMoves.NONE, GateMoves.OBSERVED
+_INSIDE = Phase.INSIDE
 
 
 class Walk:
@@ -71,6 +72,17 @@ class Walk:
 
     def accept(self, token: int) -> bool:
         """Move by one token of the vocabulary; false where it is refused. Raises what ends the request, nothing moved."""
+        before = self.at
+        if before.phase is _INSIDE and self._spec is None and token not in self._stops:
+            after = self._inside.take(before, token)  # what almost every token of an eager request is
+            if after is None:
+                return False
+            self.at = after
+            self._journal.record(before, 0)
+            return True
+        return self._accept(token)
+
+    def _accept(self, token: int) -> bool:
         if self.at.phase is Phase.PENDING and self._compile.ready:
             self.settle()
         before = self.at

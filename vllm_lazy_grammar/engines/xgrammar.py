@@ -148,6 +148,8 @@ class Ids:
         if not never:
             raise SettingsError("tokenizer", vocabulary, "needs one id that is never text: a special token or padding")
         self.stop = never[-1]
+        self.stop_place = divmod(self.stop, WORD_BITS)
+        self.has_partial_word = bool(vocabulary.size % WORD_BITS)
         pieces = list(vocabulary.pieces)
         for token in vocabulary.special_ids:
             pieces[token] = _NEVER_TEXT + pieces[token] if by_id else b""

@@ -40,7 +40,7 @@ class XgrammarMatcher:
         grammar: what it was compiled from, and how its rows are put right.
     """
 
-    __slots__ = ("_clock", "_grammar", "_matcher", "_overdrawn", "_refused", "_size", "_steps")
+    __slots__ = ("_clock", "_complete", "_grammar", "_matcher", "_overdrawn", "_refused", "_size", "_steps", "_stop")
 
     def __init__(self, matcher: xgr.GrammarMatcher, grammar: XgrammarGrammar) -> None:
         self._matcher = matcher
@@ -50,6 +50,8 @@ class XgrammarMatcher:
         self._steps = 0
         self._clock = time.perf_counter_ns
         self._overdrawn = 0
+        self._stop = grammar.ids.stop_place
+        self._complete: bool | None = None  # what a fill told of this position, so that nobody has to ask again
 
     @property
     def steps(self) -> int:
@@ -65,6 +67,7 @@ class XgrammarMatcher:
         if self._clock() - start > SLOW_NS:
             self._charge(self._clock() - start)
         self._steps += taken
+        self._complete = None
         return taken
 
     def accept_bytes(self, data: bytes) -> bool:
@@ -76,6 +79,7 @@ class XgrammarMatcher:
         if self._clock() - start > SLOW_NS:
             self._charge(self._clock() - start)
         self._steps += taken
+        self._complete = None
         return taken
 
     def fill(self, row: Row) -> bool:
@@ -85,8 +89,11 @@ class XgrammarMatcher:
             row.fill(-1)
         if self._clock() - start > SLOW_NS:
             self._charge(self._clock() - start)
-        for word, keep in self._grammar.ids.clears:
-            row[word] &= keep
+        word, shift = self._stop
+        complete = self._complete = bool(row[word] >> shift & 1)
+        if complete or self._grammar.ids.has_partial_word:
+            for at, keep in self._grammar.ids.clears:
+                row[at] &= keep
         if self._grammar.keep is not None:
             row &= self._grammar.keep
         return True
@@ -106,6 +113,7 @@ class XgrammarMatcher:
             raise ValueError(f"can not take back {steps} steps of {self._steps}")
         self._matcher.rollback(steps)
         self._steps -= steps
+        self._complete = None
 
     def fork(self) -> Self:
         """An independent matcher at the same position, history included."""
@@ -115,8 +123,9 @@ class XgrammarMatcher:
 
     def is_completed(self) -> bool:
         """Whether what was accepted so far is a complete sentence."""
-        completed: bool = self._matcher.is_completed()
-        return completed
+        if self._complete is None:
+            self._complete = bool(self._matcher.is_completed())
+        return self._complete
 
     def certain(self) -> bytes:
         """The bytes that must come next; at most 256 of them where the grammar may be recursive.
