@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from vllm_lazy_grammar.core.awaiting import AwaitingRows
 
+from vllm_lazy_grammar.core.awaiting import AwaitingRows
 from vllm_lazy_grammar.core.blanks import BlankBound
 from vllm_lazy_grammar.core.byte_trie import ByteTrie
 from vllm_lazy_grammar.core.compiles import GrammarStore

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.core.kit import VOCABULARY, Workshop, allowed_texts, feed, ids, row, state
+from vllm_lazy_grammar.core.completion import NoWay
 from vllm_lazy_grammar.core.journal import Phase
 from vllm_lazy_grammar.errors import ReplayRefusedError
 from vllm_lazy_grammar.testing import SMALL_CALL, SMALL_EMPTY, SMALL_END, SMALL_SIZE, SMALL_TWIN
@@ -383,3 +384,43 @@ def test_with_ignore_eos_nothing_is_masked_behind_an_accepted_stop_id(shop):
     session = shop.session("a")
     feed(session, "a", "<end>", "b", "c")
     assert row(session)[0] is False
+
+
+# -- the shortest way out ----------------------------------------------------------------------------------------------
+
+
+def out(session, max_bytes=50):
+    before = state(session)
+    found = session.completion(max_bytes)
+    assert state(session) == before
+    return found
+
+
+def test_the_way_out_is_empty_where_the_turn_may_end(shop):
+    assert out(shop.session("<t>1", "word:<t>")).tokens == ()
+    done = shop.session("a")
+    feed(done, "a")
+    assert out(done).tokens == ()
+
+
+def test_the_way_out_has_the_fewest_tokens_then_the_fewest_bytes(shop):
+    assert out(shop.session("abc|12|1b")).tokens == tuple(ids("12"))
+    assert out(shop.session("aab|ab1|bca")).tokens == tuple(ids("a", "ab"))
+
+
+def test_there_is_no_way_out_in_too_few_bytes(shop):
+    assert isinstance(out(shop.session("abcabc"), 5), NoWay)
+
+
+def test_awaiting_and_mandatory_the_way_out_is_trigger_and_shortest_call(shop):
+    session = shop.session("<t>12?", "word:<t>", mandatory=1)
+    feed(session, "a")
+    assert out(session).text == b"<t>1"
+    for token in out(session).tokens:
+        session.accept(token)
+    assert session.stop_legal()
+
+
+def test_a_way_through_a_control_token_is_found(shop):
+    session = shop.session("<call>a<end>", f"token:{SMALL_CALL}", mandatory=1)
+    assert out(session).tokens == tuple(ids("<call>", "a", "<end>"))

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vllm_lazy_grammar.core.completion import GaveUp, NoWay, Way, completion
 from vllm_lazy_grammar.core.journal import Phase
 from vllm_lazy_grammar.core.masks import Masks
 from vllm_lazy_grammar.core.rows import ALL, RowSlot, apply_row, is_allowed, only_allowed
+from vllm_lazy_grammar.core.vocabulary import spelled
 from vllm_lazy_grammar.core.walk import Walk
 from vllm_lazy_grammar.errors import LazyGrammarError
 
@@ -31,11 +33,12 @@ if TYPE_CHECKING:
 
     from vllm_lazy_grammar.core.awaiting import AwaitingRows
     from vllm_lazy_grammar.core.compiles import Compile
+    from vllm_lazy_grammar.core.completion import Outcome
     from vllm_lazy_grammar.core.gate import Gate
     from vllm_lazy_grammar.core.inside import Inside
     from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.trace import Trace
-    from vllm_lazy_grammar.core.triggers import TriggerSpec
+    from vllm_lazy_grammar.core.triggers import Forcible, TriggerSpec
 
 _AWAITING, _PENDING, _INSIDE = Phase.AWAITING, Phase.PENDING, Phase.INSIDE  # an enum's members are slow to look up
 
@@ -235,9 +238,56 @@ class Session:
         """Whether the grammar keeps the turn from ending here."""
         return not self.is_terminated() and not self.stop_legal()
 
+    def completion(self, max_bytes: int) -> Outcome:
+        """The shortest legal way to where the turn may end: fewest tokens, then fewest bytes; moves nothing.
+
+        Empty where it already may end. While awaiting with a call still owed: a trigger and the shortest call behind it.
+
+        Args:
+            max_bytes: the way may have so many bytes.
+        """
+        if self.stop_legal():
+            return Way((), b"", shortest=True)
+        twin = self.fork()
+        return (
+            twin.led_in(max_bytes) if twin.must_call else completion(_Stand(twin), self._inside.vocabulary, max_bytes)
+        )
+
+    def led_in(self, max_bytes: int) -> Outcome:
+        """`completion` of an awaiting session: the best of the ways through each trigger. Moves nothing in the end."""
+        found = [self._through(way, max_bytes) for way in self._walk.gate.triggers.forcible]
+        ways = [way for way in found if isinstance(way, Way)]
+        if ways:
+            return min(ways, key=lambda way: (len(way.tokens), len(way.text)))
+        return next((other for other in found if isinstance(other, GaveUp)), NoWay())
+
+    def _through(self, forcible: Forcible, max_bytes: int) -> Outcome:
+        vocabulary = self._inside.vocabulary
+        tokens = spelled(vocabulary, forcible.data) if forcible.token is None else [forcible.token]
+        text = b"".join(map(vocabulary.piece, tokens))
+        twin = self.fork()
+        if len(text) > max_bytes or not all(map(twin.accept, tokens)) or twin.must_call:
+            return NoWay()
+        rest = completion(_Stand(twin), vocabulary, max_bytes - len(text))
+        return Way((*tokens, *rest.tokens), text + rest.text, shortest=False) if isinstance(rest, Way) else rest
+
     def fork(self) -> Session:
         """An independent session at the same position, with the same history."""
         twin = copy.copy(self)
         twin._walk = self._walk.fork()  # noqa: SLF001 -- our own twin
         twin._slot = RowSlot()  # noqa: SLF001 -- our own twin
         return twin
+
+
+class _Stand:
+    """A session as the search for a way out walks it; it belongs to the search."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.accept, self.fill, self.rollback = session.accept, session.fill, session.rollback
+
+    def is_completed(self) -> bool:
+        return self._session.stop_legal()
+
+    def fork(self) -> _Stand:
+        return _Stand(self._session.fork())

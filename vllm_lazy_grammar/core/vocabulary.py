@@ -90,6 +90,11 @@ class Vocabulary:
         token = self.added.get(text)
         return self._ids.get(text.encode()) if token is None else token
 
+    def text_id(self, piece: bytes) -> int | None:
+        """The lowest id with exactly these bytes that is no special token; None where there is none."""
+        token = self._ids.get(piece)
+        return None if token in self.special_ids else token
+
     def named(self, texts: Iterable[str]) -> frozenset[int]:
         """Ids of the added tokens with these texts: control tokens by name. Runs of whitespace and texts that no added token has are left out."""
         return frozenset(self.added[text] for text in texts if text in self.added and not _is_blank(text))
@@ -97,3 +102,17 @@ class Vocabulary:
     def control_text(self, token: int) -> bytes:
         """What a literal must spell to take this token: an added token's text, else the piece."""
         return self._added_text.get(token) or self.piece(token)
+
+
+def spelled(vocabulary: Vocabulary, text: bytes) -> list[int]:
+    """Ids whose pieces are `text`, the longest that fits first each time. A vocabulary without some byte spells nothing: empty."""
+    tokens: list[int] = []
+    at = 0
+    while at < len(text):
+        ends = range(len(text), at, -1)
+        found = next((t for end in ends if (t := vocabulary.text_id(text[at:end])) is not None), None)
+        if found is None:
+            return []
+        tokens.append(found)
+        at += len(vocabulary.piece(found))
+    return tokens
