@@ -1,5 +1,5 @@
 """The judgement of requests, with vLLM's own SamplingParams and its own check; the engine here answers as the test says."""
-# ruff: noqa: PLC0415 -- the fast suite collects this file, too, and must not import vLLM
+
 
 from __future__ import annotations
 

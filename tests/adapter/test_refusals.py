@@ -1,5 +1,5 @@
 """What is refused instead of being ignored, on vLLM's own request classes."""
-# ruff: noqa: PLC0415 -- the fast suite collects this file, too, and must not import vLLM
+
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _THINKING = {"<issue_start>": "<think>", "<issue_closed>": "</think>", "<jupyter
 
 
 def thinking_model(target: Path) -> Path:
-    """The demo model at ``target``, with special tokens named `<think>`, `</think>` and `<tool_call>`."""
+    """The demo model at ``target``, with added tokens `<think>`, `</think>` and `<tool_call>` that are shown, as Qwen3's are."""
     if target.is_dir():
         return target
     source = demo_model()
@@ -49,10 +49,14 @@ def thinking_model(target: Path) -> Path:
         for path in source.iterdir():
             (made / path.name).symlink_to(path)
         (made / "tokenizer.json").unlink()
-        text = (source / "tokenizer.json").read_text()
-        for old, new in _THINKING.items():
-            text = text.replace(json.dumps(old), json.dumps(new))
-        (made / "tokenizer.json").write_text(text)
+        tokenizer = json.loads((source / "tokenizer.json").read_text())
+        for token in tokenizer["added_tokens"]:
+            if token["content"] in _THINKING:
+                token |= {"content": _THINKING[token["content"]], "special": False}
+        tokenizer["model"]["vocab"] = {
+            _THINKING.get(text, text): token for text, token in tokenizer["model"]["vocab"].items()
+        }
+        (made / "tokenizer.json").write_text(json.dumps(tokenizer))
     return target
 
 

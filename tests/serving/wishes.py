@@ -28,8 +28,8 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def _make() -> type:
-    from vllm.v1.sample.logits_processor import LogitsProcessor  # noqa: PLC0415 -- as above
-    from vllm.v1.sample.logits_processor.builtin import process_dict_updates  # noqa: PLC0415 -- as above
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+    from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
     class Wishes(LogitsProcessor):
         def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
@@ -58,7 +58,7 @@ def _wanted(params: Any, prompt: list[int] | None, output: list[int]) -> tuple[l
 
 @cache
 def _tokenizer() -> Any:
-    from tokenizers import Tokenizer  # noqa: PLC0415 -- the server's workers need it not
+    from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(demo_model() / "tokenizer.json"))
 

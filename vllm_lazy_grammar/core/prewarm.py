@@ -58,12 +58,23 @@ class Task(Generic[T]):
             return
         work, self._work = self._work, None
         assert work is not None  # noqa: S101 -- only `cancel` clears it, and that was decided above
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 -- the error belongs to whoever waits, as itself
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
+        with _Delivered(self.future):
+            self.future.set_result(work())
+
+
+class _Delivered:
+    """Whatever is raised inside belongs to whoever waits for the future, as itself, and not to the thread that it was raised on."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is not None:
+            self._future.set_exception(error)
+        return True
 
 
 class Worker:

@@ -287,7 +287,9 @@ class _Stand:
         self.accept, self.fill, self.rollback = session.accept, session.fill, session.rollback
 
     def is_completed(self) -> bool:
+        """Whether the turn may end here."""
         return self._session.stop_legal()
 
     def fork(self) -> _Stand:
+        """An independent one."""
         return _Stand(self._session.fork())
