@@ -20,6 +20,7 @@ import numpy as np
 
 from vllm_lazy_grammar.core.completion import GaveUp, NoWay, Way, completion
 from vllm_lazy_grammar.core.journal import Phase
+from vllm_lazy_grammar.core.leading import LeadingOut
 from vllm_lazy_grammar.core.masks import Masks
 from vllm_lazy_grammar.core.rows import ALL, RowSlot, apply_row, is_allowed, only_allowed
 from vllm_lazy_grammar.core.vocabulary import spelled
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.completion import Outcome
     from vllm_lazy_grammar.core.gate import Gate
     from vllm_lazy_grammar.core.inside import Inside
+    from vllm_lazy_grammar.core.leading import EndingsStore
     from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.trace import Trace
     from vllm_lazy_grammar.core.triggers import Forcible, TriggerSpec
@@ -52,15 +54,17 @@ class Session:
         spec: the options of a lazy request; None for an eager one.
         gate: watches for triggers; None for an eager request.
         awaiting: makes the rows while awaiting; None for an eager request.
+        endings: how grammars end, for requests with a budget; None where budgets are not kept.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 -- the parts of a request meet here once
         self,
         inside: Inside,
         compile_: Compile,
         spec: TriggerSpec | None = None,
         gate: Gate | None = None,
         awaiting: AwaitingRows | None = None,
+        endings: EndingsStore | None = None,
     ) -> None:
         self._inside, self._compile = inside, compile_
         self._size, self._row_words = inside.vocabulary.size, inside.vocabulary.row_words
@@ -68,6 +72,7 @@ class Session:
         self._walk = Walk(inside, compile_, spec, gate)
         self._masks = Masks(inside, awaiting)
         self._slot = RowSlot()
+        self._leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
 
     @property
     def trace(self) -> Trace:
@@ -128,15 +133,23 @@ class Session:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def fill(self, row: Row) -> bool:
+    def fill(self, row: Row, remaining: int | None = None) -> bool:
         """Write the mask of the next position; a second call at the same position copies.
 
         Args:
             row: ``ceil(vocab_size / 32)`` int32 words, all written.
+            remaining: tokens that may still be sampled, this one included; near the end the row leads out. None: no budget.
 
         Returns:
             Whether anything is masked; on false the row is -1 throughout.
         """
+        masks = self._fill_free(row)
+        if remaining is None or self._leading is None or self._walk.at.phase is not Phase.INSIDE:
+            return masks
+        return self._leading.lead(self._walk.at, row, remaining, masks=masks)
+
+    def _fill_free(self, row: Row) -> bool:
+        """The row without a budget."""
         kept = self._slot.copy_to(row)
         if kept is not None:
             return kept
@@ -276,6 +289,8 @@ class Session:
         twin = copy.copy(self)
         twin._walk = self._walk.fork()  # noqa: SLF001 -- our own twin
         twin._slot = RowSlot()  # noqa: SLF001 -- our own twin
+        if self._leading is not None:
+            twin._leading = self._leading.fork()  # noqa: SLF001 -- our own twin
         return twin
 
 
