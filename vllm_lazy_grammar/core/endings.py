@@ -68,6 +68,9 @@ class Endings:
         self._needs: dict[int, int] = {}
         self._costs: OrderedDict[int, Costs] = OrderedDict()
         self._lock = threading.RLock()
+        self._path = np.zeros(int(pieces.nodes.depths.max()) + 1, np.int32)
+        self._behind_each = np.empty(row_words * 32, np.int32)
+        self._asked = np.empty((4096, 2), np.int32)
 
     def advance(self, stand: int, part: int | bytes, piece: bytes) -> int:
         """The stand behind a token (by id, where the grammar names it so; else by its bytes) or behind bytes; negative where there is none."""
@@ -119,28 +122,28 @@ class Endings:
             return known
 
     def _work_out(self, stand: int) -> Costs:
+        behind, found = self._walked(stand)
+        prices = np.full(len(self._stacks.table) + 1, NEVER, np.int16)  # the last one is that of DEAD
+        for place in found:
+            prices[place] = min(self._need(place), NEVER)
+        after, taken = np.empty(len(behind), np.int16), np.zeros(self._row_words, np.int32)
+        largest = _price(behind, prices, after, taken)
+        for token, need in self._named(stand).items():
+            after[token] = min(need, NEVER)
+            taken[token >> 5] |= np.int32(np.uint32(1 << (token & 31)).view(np.int32))
+            largest = max(largest, int(after[token]))
+        return Costs(after, taken, largest)
+
+    def _walked(self, stand: int) -> tuple[NDArray[np.int32], list[int]]:
+        """The stand behind each id, `DEAD` where the network does not take it; and which stands these are."""
         nodes, stacks = self._pieces.nodes, self._stacks
-        path = np.zeros(int(nodes.depths.max()) + 1, np.int32)
-        behind = np.empty(self._row_words * 32, np.int32)
-        asked = np.empty((4096, 2), np.int32)
         while True:
-            count = _walk(
-                nodes.edges,
-                nodes.depths,
-                nodes.skips,
-                nodes.firsts,
-                nodes.tokens,
-                stacks.table,
-                stand,
-                path,
-                behind,
-                asked,
-            )
+            found = np.zeros(len(stacks.table), np.bool_)
+            count = _walk(*nodes, stacks.table, stand, self._path, self._behind_each, found, self._asked)
             if not count:
-                break
-            for place, byte in set(map(tuple, asked[:count].tolist())):
+                return self._behind_each, np.flatnonzero(found).tolist()
+            for place, byte in set(map(tuple, self._asked[:count].tolist())):
                 stacks.step(place, byte)
-        return self._priced(behind, self._named(stand))
 
     def _named(self, stand: int) -> dict[int, int]:
         states = self._network.states
@@ -149,26 +152,12 @@ class Endings:
         )
         return {token: self._need(self._stacks.by_name(stand, token)) for token in names}
 
-    def _priced(self, behind: NDArray[np.int32], named: dict[int, int]) -> Costs:
-        """`behind`: the stand behind each id, `DEAD` where the network does not take it."""
-        stands = np.unique(behind)
-        prices = np.full(int(stands[-1]) + 2, NEVER, np.int16)
-        for stand in stands[stands >= 0].tolist():
-            prices[stand] = min(self._need(stand), NEVER)
-        after = prices[behind]  # DEAD is the last one
-        taken = behind >= 0
-        for token, need in named.items():
-            after[token], taken[token] = min(need, NEVER), True
-        largest = int(after[taken].max()) if taken.any() else 0
-        return Costs(after, np.packbits(taken, bitorder="little").view(np.int32), largest)
-
     def mask(self, stand: int, row: Row, limit: int) -> bool:
         """Clear the tokens of the network behind which more than `limit` tokens are needed; false, and nothing changed, where there are none."""
         costs = self.costs(stand)
         if costs.largest <= limit:
             return False
-        dear = np.packbits(costs.after > limit, bitorder="little").view(np.int32)
-        row &= ~(dear & costs.taken)
+        _clear(row, costs.taken, costs.after, limit)
         return True
 
 
@@ -183,9 +172,13 @@ def _walk(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
     stand: int,
     path: NDArray[np.int32],
     behind: NDArray[np.int32],
+    found: NDArray[np.bool_],
     asked: NDArray[np.int32],
 ) -> int:
-    """Write the stand behind each token. Returns how many (stand, byte) are not in the table yet and stand in `asked`; below them nothing is done."""
+    """Write the stand behind each token, and mark it in `found`.
+
+    Returns how many (stand, byte) are not in the table yet: they stand in `asked`, and below them nothing is done.
+    """
     behind[:] = DEAD
     path[0] = stand
     count, node = 0, 1
@@ -201,11 +194,41 @@ def _walk(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
         path[depth] = after
         for k in range(firsts[node], firsts[node + 1]):
             behind[tokens[k]] = after
+            found[after] = True
         node += 1
     return count
 
 
+@compiled
+def _price(behind: NDArray[np.int32], prices: NDArray[np.int16], after: NDArray[np.int16], taken: Row) -> int:
+    """The price behind each token, and which tokens have one. Returns the largest price of these."""
+    largest = 0
+    for token in range(len(behind)):
+        stand = behind[token]
+        after[token] = prices[stand]
+        if stand >= 0:
+            taken[token >> 5] |= np.int32(1) << (token & 31)
+            largest = max(largest, prices[stand])
+    return largest
+
+
+@compiled
+def _clear(row: Row, taken: Row, after: NDArray[np.int16], limit: int) -> None:
+    """Clear in a row the taken tokens behind which more than `limit` tokens are needed."""
+    for word in range(len(row)):
+        both = row[word] & taken[word]
+        if both == 0:
+            continue
+        for place in range(32):
+            if both >> place & 1 and after[word * 32 + place] > limit:
+                row[word] &= ~(np.int32(1) << place)
+
+
 def warm() -> None:
-    """Compile, or load from numba's cache, the compiled function of this module, so that no request's step does."""
-    u8, i32 = np.zeros(1, np.uint8), np.zeros(1, np.int32)
-    _walk(u8, i32, i32, i32, i32, np.full((1, 256), DEAD, np.int32), 0, i32, i32.copy(), np.zeros((1, 2), np.int32))
+    """Compile, or load from numba's cache, the compiled functions of this module, so that no request's step does."""
+    i32, i16 = np.zeros(1, np.int32), np.zeros(32, np.int16)
+    nodes = (np.zeros(1, np.uint8), i32, i32, i32, i32)
+    table, found, asked = np.full((1, 256), DEAD, np.int32), np.zeros(1, np.bool_), np.zeros((1, 2), np.int32)
+    _walk(*nodes, table, 0, i32.copy(), i32.copy(), found, asked)
+    _price(i32, i16, i16.copy(), i32.copy())
+    _clear(i32.copy(), i32, i16, 0)
