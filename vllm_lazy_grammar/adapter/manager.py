@@ -4,7 +4,8 @@ Invariants:
 - Requests of other backends go through vLLM's own code, untouched.
 - A lazy request is never waited for: its grammar is assigned at once. An eager one stays a future of our worker, outside the batch.
 - Nothing that a request holds can raise out of here: an error becomes a failed future, which ends that request alone.
-- Nothing is built before the first request: pooling, diffusion and tokenizer-less engines make this object too.
+- The vocabulary and what is compiled for it are built before the first request, and only where `lazy` is the engine's backend and the
+  engine writes tokens: pooling, diffusion and tokenizer-less engines make this object too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
+    from vllm.config import VllmConfig
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.structured_output import StructuredOutputManager as _Base
@@ -39,6 +41,13 @@ class ServesLazy(_Base):
     _is_plain = False
     """Besides, there are no drafts: a step has one row per request, and it is its session's."""
 
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config)
+        model = vllm_config.model_config
+        writes = model.runner_type == "generate" and not model.skip_tokenizer_init and not model.is_diffusion
+        if writes and vllm_config.structured_outputs_config.backend == BACKEND:
+            self._lazy_backend()
+
     def grammar_init(self, request: Request) -> None:
         """Give the request its grammar, or the future of one."""
         structured: Any = request.structured_output_request
@@ -54,6 +63,8 @@ class ServesLazy(_Base):
             structured.grammar = failed
 
     def _lazy_grammar(self, request: Request) -> Any:
+        # The front end says that reasoning is over where a client does not want to see it; the prompt knows better.
+        request.structured_output_request.reasoning_ended = None
         backend = self._lazy_backend()
         asked = read(request, compact=backend.compact)
         return backend.eager(asked) if asked.spec is None else backend.lazy(asked)
@@ -102,6 +113,17 @@ class ServesLazy(_Base):
             _finish(structured)
         return accepted
 
+    def _get_constraint_bounds(
+        self, request: Request, spec_tokens: Sequence[int], *committed: Any, **named: Any
+    ) -> Any:
+        """Where tokens begin to count: the gate also sees the token that ends the reasoning, which a trigger may name."""
+        bounds = super()._get_constraint_bounds(request, spec_tokens, *committed, **named)
+        start = bounds.grammar_start
+        ends_here = 0 < start == bounds.constraint_start <= len(spec_tokens)
+        if ends_here and _has_gate(request.structured_output_request):
+            return bounds._replace(grammar_start=start - 1)
+        return bounds
+
     def _fill_bitmasks(self, batch: Iterable[Any]) -> None:
         rows = list(batch)
         super()._fill_bitmasks(rows)
@@ -127,3 +149,8 @@ def _finish(structured: Any) -> None:
     """The request has had its last token: vLLM may hold it until the next one arrives, so its end is told now."""
     if isinstance(structured.grammar, LazyGrammar):
         structured.grammar.finish()
+
+
+def _has_gate(structured: Any) -> bool:
+    grammar = structured.grammar
+    return isinstance(grammar, LazyGrammar) and not grammar.session.trace.eager

@@ -14,7 +14,7 @@ import numpy as np
 
 from vllm_lazy_grammar.core.refusals import Refusals
 from vllm_lazy_grammar.core.rows import IdSet, open_row
-from vllm_lazy_grammar.core.ways import WaysIn
+from vllm_lazy_grammar.core.ways import LONGEST_HALF, WaysIn
 
 if TYPE_CHECKING:
     from vllm_lazy_grammar.core.byte_trie import ByteTrie
@@ -56,10 +56,17 @@ class AwaitingRows:
         self._nothing = IdSet((), size)
         self._refusals = Refusals(vocabulary, trie, triggers, inside, compile_.key, rows)
         self._ways: WaysIn | None = None
-        if self._spec.force_after is not None:
+        if self._spec.force_after is not None or self._spec.mandatory:
             self._ways = WaysIn(trie, [way.data for way in triggers.forcible if way.token is None])
 
-    def fill(self, gate: Gate, row: Row, *, must_call: bool) -> bool:
+        self._tokens_in = min((_spelled(way.data, vocabulary) for way in triggers.forcible), default=None)
+
+    @property
+    def tokens_in(self) -> int | None:
+        """Tokens, or a few more, that the shortest trigger takes from any text; None where no trigger can be forced."""
+        return None if self._tokens_in is None else self._tokens_in + LONGEST_HALF
+
+    def fill(self, gate: Gate, row: Row, *, must_call: bool, hurry: bool = False) -> bool:
         """Write the mask of the next token; the gate awaits.
 
         Args:
@@ -67,11 +74,13 @@ class AwaitingRows:
             row: written where something is masked.
             must_call: the turn may not end before a trigger fired: stop ids are masked, and from `force_after` tokens on whatever does not
                 lead into a trigger.
+            hurry: what is left of the budget is what a call needs: as if `force_after` were reached.
 
         Returns:
             Whether anything is masked; on false the row is as it was.
         """
-        forced = must_call and self._spec.force_after is not None and gate.observed >= self._spec.force_after
+        after = self._spec.force_after
+        forced = must_call and (hurry or (after is not None and gate.observed >= after)) and self._ways is not None
         there = (forced or self._spec.on_reject == "forbid") and self._has_grammar()
         refused = self._refusals.find(gate) if there else self._nothing
         if forced and self._force(gate, row, refused, tails=there):
@@ -92,7 +101,7 @@ class AwaitingRows:
 
     def _force(self, gate: Gate, row: Row, refused: IdSet, *, tails: bool) -> bool:
         """Write the way into a trigger; false where no token leads there."""
-        assert self._ways is not None  # noqa: S101 -- made where `force_after` is set
+        assert self._ways is not None  # noqa: S101 -- made where a trigger may be forced
         for _ in self._ways.rows(gate, row, tails=tails):
             refused.mask(row)
             self._stops.mask(row)
@@ -101,3 +110,13 @@ class AwaitingRows:
         self._tokens.allow(row)
         refused.mask(row)
         return bool(row.any())
+
+
+def _spelled(text: bytes, vocabulary: Vocabulary) -> int:
+    """Tokens of a text, the longest first; a byte that no token begins with counts as one."""
+    count = place = 0
+    while place < len(text):
+        ends = range(len(text), place, -1)
+        place = next((end for end in ends if vocabulary.id_of(text[place:end]) is not None), place + 1)
+        count += 1
+    return count

@@ -40,10 +40,15 @@ class Masks:
             self._stops.allow(row)
         return masks
 
-    def free(self, gate: Gate, row: Row, *, must_call: bool) -> bool:
+    @property
+    def tokens_in(self) -> int | None:
+        """Tokens that the way into a trigger may take; None where there is none to force."""
+        return None if self._awaiting is None else self._awaiting.tokens_in
+
+    def free(self, gate: Gate, row: Row, *, must_call: bool, hurry: bool = False) -> bool:
         """While awaiting: everything, but refused tails, and but the stop ids where a call is owed; or only the way into a trigger."""
         assert self._awaiting is not None  # noqa: S101 -- only a lazy session is ever awaiting
-        return self._awaiting.fill(gate, row, must_call=must_call)
+        return self._awaiting.fill(gate, row, must_call=must_call, hurry=hurry)
 
     def leaving(self, gate: Gate, at: Position, row: Row) -> bool:
         """Complete, and to be armed again by whatever the grammar does not take: its tokens, and those that are free after it."""

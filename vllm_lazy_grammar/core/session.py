@@ -20,7 +20,7 @@ import numpy as np
 
 from vllm_lazy_grammar.core.completion import GaveUp, NoWay, Way, completion
 from vllm_lazy_grammar.core.journal import Phase
-from vllm_lazy_grammar.core.leading import LeadingOut
+from vllm_lazy_grammar.core.leading import FIRST, LeadingOut
 from vllm_lazy_grammar.core.masks import Masks
 from vllm_lazy_grammar.core.rows import ALL, RowSlot, apply_row, is_allowed, only_allowed
 from vllm_lazy_grammar.core.vocabulary import spelled
@@ -143,10 +143,20 @@ class Session:
         Returns:
             Whether anything is masked; on false the row is -1 throughout.
         """
+        if remaining is None or self._leading is None:
+            return self._fill_free(row)
+        if self._must_hurry(self._leading, remaining):
+            return self._masks.free(self._walk.gate, row, must_call=True, hurry=True)
         masks = self._fill_free(row)
-        if remaining is None or self._leading is None or self._walk.at.phase is not Phase.INSIDE:
-            return masks
-        return self._leading.lead(self._walk.at, row, remaining, masks=masks)
+        at = self._walk.at
+        return self._leading.lead(at, row, remaining, masks=masks) if at.phase is Phase.INSIDE else masks
+
+    def _must_hurry(self, leading: LeadingOut, remaining: int) -> bool:
+        """Whether a call is owed, and what is left is what it needs: the way into a trigger, and the shortest text."""
+        if remaining > FIRST or not self._walk.must_call or not self._compile.ready:
+            return False
+        way, shortest = self._masks.tokens_in, leading.shortest()
+        return way is not None and shortest is not None and remaining <= way + shortest + 1
 
     def _fill_free(self, row: Row) -> bool:
         """The row without a budget."""
