@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.rows import RowCache
     from vllm_lazy_grammar.core.triggers import Triggers
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
+
+
+Pressed = Literal["", "hurry", "late"]
+"""What a budget that runs out asks of an awaiting session."""
 
 
 class AwaitingRows:
@@ -56,17 +60,22 @@ class AwaitingRows:
         self._nothing = IdSet((), size)
         self._refusals = Refusals(vocabulary, trie, triggers, inside, compile_.key, rows)
         self._ways: WaysIn | None = None
-        if self._spec.force_after is not None or self._spec.mandatory:
+        if self._spec.mandatory and triggers.forcible:
             self._ways = WaysIn(trie, [way.data for way in triggers.forcible if way.token is None])
 
         self._tokens_in = min((_spelled(way.data, vocabulary) for way in triggers.forcible), default=None)
+
+    @property
+    def behind_trigger(self) -> int:
+        """Whether the grammar begins behind the token that fires, so that this one is no part of its text: 1, or 0."""
+        return int(self._spec.start == "after")
 
     @property
     def tokens_in(self) -> int | None:
         """Tokens, or a few more, that the shortest trigger takes from any text; None where no trigger can be forced."""
         return None if self._tokens_in is None else self._tokens_in + LONGEST_HALF
 
-    def fill(self, gate: Gate, row: Row, *, must_call: bool, hurry: bool = False) -> bool:
+    def fill(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed = "") -> bool:
         """Write the mask of the next token; the gate awaits.
 
         Args:
@@ -74,15 +83,22 @@ class AwaitingRows:
             row: written where something is masked.
             must_call: the turn may not end before a trigger fired: stop ids are masked, and from `force_after` tokens on whatever does not
                 lead into a trigger.
-            hurry: what is left of the budget is what a call needs: as if `force_after` were reached.
+            pressed: what is left of the budget is what a call needs: ``hurry``, as if `force_after` were reached; or less: ``late``, nothing
+                may fire any more.
 
         Returns:
             Whether anything is masked; on false the row is as it was.
         """
         after = self._spec.force_after
-        forced = must_call and (hurry or (after is not None and gate.observed >= after)) and self._ways is not None
+        forced = (
+            must_call
+            and (pressed == "hurry" or (after is not None and gate.observed >= after))
+            and self._ways is not None
+        )
         there = (forced or self._spec.on_reject == "forbid") and self._has_grammar()
         refused = self._refusals.find(gate) if there else self._nothing
+        if pressed == "late":
+            refused = self._refusals.firing(gate)
         if forced and self._force(gate, row, refused, tails=there):
             return True
         if not len(refused) and not (must_call and len(self._stops)):

@@ -114,6 +114,8 @@ class LeadingOut:
 
     def shortest(self) -> int | None:
         """Tokens of the grammar's shortest text, the stop id included; None where that is not known. Joins the compile."""
+        if self._compile.future.exception() is not None:
+            return None
         endings = self._endings()
         return None if endings is None else endings.needs(endings.start) + self._kept
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from vllm_lazy_grammar.core.awaiting import AwaitingRows
+    from vllm_lazy_grammar.core.awaiting import AwaitingRows, Pressed
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.completion import Outcome
     from vllm_lazy_grammar.core.gate import Gate
@@ -145,18 +145,23 @@ class Session:
         """
         if remaining is None or self._leading is None:
             return self._fill_free(row)
-        if self._must_hurry(self._leading, remaining):
-            return self._masks.free(self._walk.gate, row, must_call=True, hurry=True)
-        masks = self._fill_free(row)
+        pressed = self._pressed(self._leading, remaining)
+        masks = self._fill(row, pressed) if pressed else self._fill_free(row)
         at = self._walk.at
-        return self._leading.lead(at, row, remaining, masks=masks) if at.phase is Phase.INSIDE else masks
+        return self._leading.lead(at, row, remaining, masks=masks) if at.phase is _INSIDE else masks
 
-    def _must_hurry(self, leading: LeadingOut, remaining: int) -> bool:
-        """Whether a call is owed, and what is left is what it needs: the way into a trigger, and the shortest text."""
-        if remaining > FIRST or not self._walk.must_call or not self._compile.ready:
-            return False
-        way, shortest = self._masks.tokens_in, leading.shortest()
-        return way is not None and shortest is not None and remaining <= way + shortest + 1
+    def _pressed(self, leading: LeadingOut, remaining: int) -> Pressed:
+        """What the budget asks for while a trigger may fire: to begin the call that is owed, or to begin none that would not fit."""
+        walk = self._walk
+        if remaining > FIRST or not (walk.at.phase is _AWAITING or walk.may_leave) or not self._compile.ready:
+            return ""
+        shortest = leading.shortest()
+        if shortest is None:
+            return ""
+        if not walk.must_call:
+            return "late" if remaining - self._masks.behind_trigger < shortest else ""
+        way = self._masks.tokens_in
+        return "hurry" if way is not None and remaining <= way + shortest + 1 else ""
 
     def _fill_free(self, row: Row) -> bool:
         """The row without a budget."""
@@ -173,13 +178,13 @@ class Session:
         self.trace.fill_seconds += time.perf_counter() - begin
         return masks
 
-    def _fill(self, row: Row) -> bool:
+    def _fill(self, row: Row, pressed: Pressed = "") -> bool:
         walk = self._walk
         at = walk.at
         if at.phase is _INSIDE:
-            return self._masks.leaving(walk.gate, at, row) if walk.may_leave else self._masks.held(at, row)
+            return self._masks.leaving(walk.gate, at, row, pressed) if walk.may_leave else self._masks.held(at, row)
         if at.phase is _AWAITING:
-            return self._masks.free(walk.gate, row, must_call=walk.must_call)
+            return self._masks.free(walk.gate, row, must_call=walk.must_call, pressed=pressed)
         return False
 
     def _join(self) -> None:

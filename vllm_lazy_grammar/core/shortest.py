@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _KEPT = 2
 _DETOUR = 8
-_SLACK = 4
+_SLACK = 2
 _BLANKS = frozenset(b" \n\r\t")
 
 Place = tuple[int, int]
@@ -182,7 +182,9 @@ class Shortest:
         return _Ways(steps, self._calls(number, state), state.final)
 
     def _near(self, number: int, through: int) -> bool:
-        return not self._pieces.complete or through <= self._network.shortest[number] + _DETOUR
+        """Whether going on through so many bytes is hardly longer than need be: what is one byte long can not have fewer tokens."""
+        shortest = self._network.shortest[number]
+        return not self._pieces.complete or through <= shortest + min(_DETOUR, 2 * shortest)
 
     def _jumps(self, number: int, state: State) -> Iterable[int]:
         shortest = self._network.shortest

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from vllm_lazy_grammar.core.network import Call, Named, Network, Repeat, Span, State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import xgrammar as xgr
 
 _EPSILON, _RULE, _REPEAT, _TOKEN = -1, -2, -4, -5
-_LARGEST = 1 << 27
+_LARGEST = 1 << 25
 _PLAIN = [-1, -1, "", False, None]
 """What follows name, body, and look-ahead in a rule without options."""
 
@@ -31,8 +33,7 @@ def network(grammar: xgr.Grammar) -> Network | None:
     text = grammar.serialize_json()
     begin = text.index('"complete_fsm":') + len('"complete_fsm":')
     fsm = text[begin : text.index(',"per_rule_fsms"', begin)]
-    # The same edges stand before every rule: leaving them out leaves a text that is small.
-    data = json.loads(text[:begin] + "0" + text[begin + len(fsm) :].replace(fsm, "0"))
+    data = json.loads("".join(_without(text, fsm)))
     if (
         data["__VERSION__"] != _VERSION
         or data["suffix_stop_infos"]
@@ -41,6 +42,16 @@ def network(grammar: xgr.Grammar) -> Network | None:
         return None
     rules = [rule[0] for rule in data["per_rule_fsms"]]
     return _built(json.loads(fsm), rules, data["root_rule_id"])
+
+
+def _without(text: str, fsm: str) -> Iterator[str]:
+    """A text without the edges, which stand before every rule: what is left is small. In short steps, so that other threads run between."""
+    place = 0
+    while (found := text.find(fsm[:64], place)) >= 0 and text.startswith(fsm, found):
+        yield text[place:found]
+        yield "0"
+        place = found + len(fsm)
+    yield text[place:]
 
 
 def _built(fsm: dict[str, Any], rules: list[list[Any]], root: int) -> Network | None:
