@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import OrderedDict
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -23,6 +25,8 @@ from vllm_lazy_grammar.core.rows import IdSet, is_allowed, open_row
 from vllm_lazy_grammar.core.shortest import TooMuchError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm_lazy_grammar.core.byte_trie import ByteTrie
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.inside import Inside
@@ -34,6 +38,13 @@ if TYPE_CHECKING:
 
 FIRST = 1024
 """Tokens left above which nothing is looked at."""
+
+
+WAIT = 128
+"""Tokens left from which on endings that are still being worked out are waited for."""
+
+_SETS = 8
+"""Sets of ids that are never text, for which a grammar's endings are kept."""
 
 
 def far(shortest: int) -> int:
@@ -49,8 +60,33 @@ class HasNetwork(Protocol):
         """The grammar as a network; None where it can not be shown."""
 
 
+class Prepared:
+    """The endings of one grammar, worked out by whoever asks first. Thread-safe: others wait for that one, and for nobody else.
+
+    Args:
+        make: works them out; None where they can not be found out.
+    """
+
+    def __init__(self, make: Callable[[], Endings | None]) -> None:
+        self._make: Callable[[], Endings | None] | None = make
+        self._endings: Endings | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `get` answers without working anything out."""
+        return self._make is None
+
+    def get(self) -> Endings | None:
+        """The endings; None where they can not be found out."""
+        with self._lock:
+            if self._make is not None:
+                self._endings, self._make = self._make(), None
+        return self._endings
+
+
 class EndingsStore:
-    """The endings of all grammars of one engine, each worked out once. Thread-safe.
+    """The endings of all grammars of one engine. Thread-safe; its lock is never held while something is worked out.
 
     Args:
         vocabulary: the model's.
@@ -59,27 +95,27 @@ class EndingsStore:
 
     def __init__(self, vocabulary: Vocabulary, trie: ByteTrie) -> None:
         self.vocabulary, self._trie = vocabulary, trie
-        self._pieces: dict[frozenset[int], Pieces] = {}
-        self._found: WeakKeyDictionary[CompiledGrammar, dict[frozenset[int], Endings | None]] = WeakKeyDictionary()
+        self._found: WeakKeyDictionary[CompiledGrammar, OrderedDict[frozenset[int], Prepared]] = WeakKeyDictionary()
+        self._pieces = lru_cache(_SETS)(partial(Pieces, trie))
         self._lock = threading.Lock()
 
-    def get(self, grammar: CompiledGrammar, never: frozenset[int]) -> Endings | None:
-        """The endings of a grammar where the ids in `never` are not text; None where they can not be found out."""
+    def get(self, grammar: CompiledGrammar, never: frozenset[int]) -> Prepared:
+        """The endings of a grammar where the ids in `never` are not text, there or to come; a worker may call `Prepared.get` ahead."""
         with self._lock:
-            known = self._found.setdefault(grammar, {})
+            known = self._found.setdefault(grammar, OrderedDict())
             if never not in known:
-                known[never] = self._made(grammar, never)
+                known[never] = Prepared(partial(self._made, ref(grammar), never))
+                if len(known) > _SETS:
+                    known.popitem(last=False)
             return known[never]
 
-    def _made(self, grammar: CompiledGrammar, never: frozenset[int]) -> Endings | None:
+    def _made(self, held: ref[CompiledGrammar], never: frozenset[int]) -> Endings | None:
+        grammar = held()
         network = grammar.network() if isinstance(grammar, HasNetwork) else None
         if network is None:
             return None
-        pieces = self._pieces.get(never)
-        if pieces is None:
-            pieces = self._pieces[never] = Pieces(self._trie, never)
         try:
-            endings = Endings(network, pieces, self.vocabulary.row_words)
+            endings = Endings(network, self._pieces(never), self.vocabulary.row_words)
             endings.needs(endings.start)
         except TooMuchError:
             return None
@@ -100,10 +136,11 @@ class LeadingOut:
         self._store, self._inside, self._compile, self._trace = store, inside, compile_, trace
         self._never = inside.control.ids | inside.stop_ids
         self._kept = 1 if inside.stop_ids else 0
+        self._stops = IdSet(inside.stop_ids, inside.vocabulary.size)
         self._single = {token: IdSet([token], inside.vocabulary.size) for token in inside.control.spelled}
         self._matcher: Matcher | None = None
         self._look_at = FIRST
-        self._marks: dict[int, tuple[Text, int]] = {}
+        self._marks: dict[int, tuple[Text | None, int]] = {}
 
     def fork(self) -> Self:
         """The same for another session at the same position."""
@@ -112,15 +149,20 @@ class LeadingOut:
         twin._matcher = None  # noqa: SLF001 -- our own twin
         return twin
 
-    def shortest(self) -> int | None:
-        """Tokens of the grammar's shortest text, the stop id included; None where that is not known. Joins the compile."""
+    def shortest(self, remaining: int) -> int | None:
+        """Tokens of the grammar's shortest text, the stop id included; None where that is not known, or not yet and there is time. Joins the compile."""
         if self._compile.future.exception() is not None:
             return None
-        endings = self._endings()
+        endings = self._endings(remaining)
         return None if endings is None else endings.needs(endings.start) + self._kept
 
-    def _endings(self) -> Endings | None:
-        return self._store.get(self._compile.result(), self._never)
+    def _endings(self, remaining: int) -> Endings | None:
+        prepared = self._store.get(self._compile.result(), self._never)
+        if not prepared.ready and remaining > WAIT:
+            return None
+        endings = prepared.get()
+        self._trace.budget_lost |= endings is None
+        return endings
 
     def lead(self, at: Position, row: Row, remaining: int, *, masks: bool) -> bool:
         """Clear what would not fit into the budget.
@@ -146,29 +188,27 @@ class LeadingOut:
             return masks
 
     def _led(self, at: Position, row: Row, remaining: int, *, masks: bool) -> bool:
-        endings = self._endings()
+        endings = self._endings(remaining)
         if endings is None:
-            self._trace.budget_lost = True
             return masks
+        is_first = not self._marks
         stand = self._stand(endings, at)
         needs = endings.needs(stand) + self._kept
         if needs > remaining:
-            self._unfit(at, needs)
+            if is_first:
+                self._trace.needed = needs
             return masks
         distance = remaining - far(needs)
         if distance > 0:
             self._look_at = remaining - max(1, distance // 8)
             return masks
-        self._look_at = max(self._look_at, remaining)
         return self._cleared(endings, stand, row, remaining - 1 - self._kept, masks=masks)
-
-    def _unfit(self, at: Position, needs: int) -> None:
-        if at.text is None or self._trace.needed is None:
-            self._trace.needed = needs
 
     def _cleared(self, endings: Endings, stand: int, row: Row, limit: int, *, masks: bool) -> bool:
         if not masks:
             np.copyto(row, open_row(self._store.vocabulary))
+            if not endings.needs(stand):
+                self._stops.allow(row)
         cleared = endings.mask(stand, row, limit)
         for token, single in self._single.items():
             if is_allowed(row, token, self._store.vocabulary.size) and token not in self._inside.stop_ids:
@@ -194,8 +234,7 @@ class LeadingOut:
             stand = endings.advance(
                 stand, part, part if isinstance(part, bytes) else self._inside.vocabulary.piece(part)
             )
-        if at.text is not None:
-            self._marks[at.steps] = (at.text, stand)
+        self._marks[at.steps] = (at.text, stand)
         return stand
 
     def _mark(self, text: Text, depth: int) -> int | None:

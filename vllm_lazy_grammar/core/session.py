@@ -155,7 +155,7 @@ class Session:
         walk = self._walk
         if remaining > FIRST or not (walk.at.phase is _AWAITING or walk.may_leave) or not self._compile.ready:
             return ""
-        shortest = leading.shortest()
+        shortest = leading.shortest(remaining)
         if shortest is None:
             return ""
         if not walk.must_call:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _KEPT = 2
 _DETOUR = 8
 _SLACK = 2
-_BLANKS = frozenset(b" \n\r\t")
+_BLANKS = b" \n\r\t"
 
 Place = tuple[int, int]
 """(state, node of the trie)"""
@@ -36,7 +36,7 @@ Place = tuple[int, int]
 Exits = dict[int, int]
 """Node at which the rule is left -> fewest tokens completed until there."""
 
-EFFORT = 400_000
+EFFORT = 50_000
 """Places that may be worked out for one grammar."""
 
 
@@ -212,7 +212,7 @@ class Shortest:
         by_target: dict[int, set[int]] = defaultdict(set)
         for span in self._network.states[number].spans:
             by_target[span.target].update(range(span.low, span.high + 1))
-        if self._network.states[number].spans and by_target.get(number) == _BLANKS:
+        if by_target.get(number, set()) == set(_BLANKS):
             del by_target[
                 number
             ]  # blanks between JSON elements: how many may follow each other is not the grammar's to say

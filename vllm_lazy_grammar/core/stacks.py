@@ -26,7 +26,7 @@ BOTTOM = 0
 
 _DEPTH = 300
 _ITEMS = 2_000
-_STANDS = 20_000
+_STANDS = 8_000
 
 Item = tuple[int, int]
 """(state, stack)"""
