@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.pieces import Pieces
 
 NEVER = np.iinfo(np.int16).max
-"""In costs: no way, or the grammar does not take the token."""
+"""In costs: no way."""
+
+NOT_OURS = -1000
+"""In costs: the network does not take the token, so the row's own bit stands."""
 
 _KEPT_COSTS = 32
 
@@ -37,13 +40,12 @@ class Costs(NamedTuple):
     """What each token leads to.
 
     Args:
-        after: int16[size], tokens needed behind each token; `NEVER` where there is no way.
-        taken: whether the network takes the token, as bits of a row.
-        largest: the largest number in `after` of a token that the network takes.
+        after: int16, one entry for each bit of a row: tokens needed behind it, `NEVER` where there is no way; `NOT_OURS` for a token that the
+            network does not take.
+        largest: the largest number in it.
     """
 
     after: NDArray[np.int16]
-    taken: Row
     largest: int
 
 
@@ -123,16 +125,14 @@ class Endings:
 
     def _work_out(self, stand: int) -> Costs:
         behind, found = self._walked(stand)
-        prices = np.full(len(self._stacks.table) + 1, NEVER, np.int16)  # the last one is that of DEAD
+        prices = np.full(len(self._stacks.table) + 1, NEVER, np.int16)  # one more at the end, which is that of DEAD
         for place in found:
             prices[place] = min(self._need(place), NEVER)
-        after, taken = np.empty(len(behind), np.int16), np.zeros(self._row_words, np.int32)
-        largest = _price(behind, prices, after, taken)
+        prices[-1] = NOT_OURS
+        after: NDArray[np.int16] = prices[behind]
         for token, need in self._named(stand).items():
             after[token] = min(need, NEVER)
-            taken[token >> 5] |= np.int32(np.uint32(1 << (token & 31)).view(np.int32))
-            largest = max(largest, int(after[token]))
-        return Costs(after, taken, largest)
+        return Costs(after, int(after.max()))
 
     def _walked(self, stand: int) -> tuple[NDArray[np.int32], list[int]]:
         """The stand behind each id, `DEAD` where the network does not take it; and which stands these are."""
@@ -157,7 +157,7 @@ class Endings:
         costs = self.costs(stand)
         if costs.largest <= limit:
             return False
-        _clear(row, costs.taken, costs.after, limit)
+        row &= np.packbits(costs.after <= limit, bitorder="little").view(np.int32)
         return True
 
 
@@ -199,36 +199,9 @@ def _walk(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
     return count
 
 
-@compiled
-def _price(behind: NDArray[np.int32], prices: NDArray[np.int16], after: NDArray[np.int16], taken: Row) -> int:
-    """The price behind each token, and which tokens have one. Returns the largest price of these."""
-    largest = 0
-    for token in range(len(behind)):
-        stand = behind[token]
-        after[token] = prices[stand]
-        if stand >= 0:
-            taken[token >> 5] |= np.int32(1) << (token & 31)
-            largest = max(largest, prices[stand])
-    return largest
-
-
-@compiled
-def _clear(row: Row, taken: Row, after: NDArray[np.int16], limit: int) -> None:
-    """Clear in a row the taken tokens behind which more than `limit` tokens are needed."""
-    for word in range(len(row)):
-        both = row[word] & taken[word]
-        if both == 0:
-            continue
-        for place in range(32):
-            if both >> place & 1 and after[word * 32 + place] > limit:
-                row[word] &= ~(np.int32(1) << place)
-
-
 def warm() -> None:
     """Compile, or load from numba's cache, the compiled functions of this module, so that no request's step does."""
-    i32, i16 = np.zeros(1, np.int32), np.zeros(32, np.int16)
+    i32 = np.zeros(1, np.int32)
     nodes = (np.zeros(1, np.uint8), i32, i32, i32, i32)
     table, found, asked = np.full((1, 256), DEAD, np.int32), np.zeros(1, np.bool_), np.zeros((1, 2), np.int32)
     _walk(*nodes, table, 0, i32.copy(), i32.copy(), found, asked)
-    _price(i32, i16, i16.copy(), i32.copy())
-    _clear(i32.copy(), i32, i16, 0)
