@@ -154,7 +154,7 @@ TENSOR_PARALLEL_2 = Flags(
     args=(*LAZY.args, "--tensor-parallel-size", "2", *_WISHING), env=(("VLLM_CPU_OMP_THREADS_BIND", "0|1"),)
 )
 XGRAMMAR_FLOAT32 = Flags(args=("--structured-outputs-config.backend", "xgrammar"), dtype="float32")
-DUMMY_LAZY = Flags(model="dummy", max_model_len=8192)
+DUMMY_LAZY = Flags(model="dummy", args=(*LAZY.args, *_WISHING), max_model_len=8192)
 
 
 class ServerError(RuntimeError):

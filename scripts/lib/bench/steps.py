@@ -39,8 +39,8 @@ BAR = 1.1
 ROUNDS = 30
 
 
-def run(model: Path) -> None:
-    """Print the table."""
+def run(name: str, model: Path) -> None:
+    """Print the table for a model's vocabulary."""
     ours, theirs = manager(model, "lazy"), manager(model, "xgrammar")
     tokens = tokens_of(ours.tokenizer, VALUE)
     print(
