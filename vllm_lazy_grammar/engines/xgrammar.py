@@ -22,8 +22,8 @@ import xgrammar as xgr
 from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS, Vocabulary
 from vllm_lazy_grammar.engines import limits, sources
-from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, SingleBytes, XgrammarMatcher
 from vllm_lazy_grammar.engines.spelling import spelled
+from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, SingleBytes, XgrammarMatcher
 from vllm_lazy_grammar.errors import GrammarError, LazyGrammarError, SettingsError
 
 if TYPE_CHECKING:
