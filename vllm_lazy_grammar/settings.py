@@ -36,7 +36,7 @@ class Settings:
         row_cache_mb: mask rows shared between requests are kept up to this size, in MB.
         trigger_timeout_ms: how long the trigger patterns may take for one token; past it the request ends with an error.
         frontend_check_ms: how long the check "can this grammar take this trigger's text" may take; past it the check is skipped.
-        threads: worker threads that compile and prewarm, so that one slow grammar does not hold up all others; 0 does the same work inline.
+        threads: worker threads that compile and prewarm; more than cores, so that a few slow grammars do not hold up all others; 0 does the same work inline.
     """
 
     prewarm: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
@@ -46,7 +46,7 @@ class Settings:
     row_cache_mb: int = _setting(256, 1, "a whole number of MB, 1 or more")
     trigger_timeout_ms: float = _setting(5.0, 0.1, "a number of milliseconds, 0.1 or more")
     frontend_check_ms: float = _setting(20.0, 0, "a number of milliseconds, 0 or more")
-    threads: int = _setting(2, 0, "a whole number of threads, 0 or more")
+    threads: int = _setting(8, 0, "a whole number of threads, 0 or more")
 
     @classmethod
     def from_additional_config(cls, config: object) -> Self:
