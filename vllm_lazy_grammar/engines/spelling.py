@@ -3,22 +3,27 @@ r"""Expands the ``spelling`` of ``json_schema`` nodes in structural tags (see ``
 Invariants:
 - A node without ``spelling`` is left as it is; the rest of the tag is not looked at.
 - The expanded grammar takes exactly the values that the schema takes, written with the given separators and no other whitespace.
+- Nothing here imports xgrammar: the caller converts schemas.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import xgrammar
+Convert = Callable[[str, tuple[str, str]], str]
+"""A schema as JSON text, and the separators of items and of keys -> xgrammar's EBNF text, without other whitespace."""
 
 _KEY = "spelling"
 _LOOKAHEAD = re.compile(r" \(=\(\[ \\n\\r\\t\]\* \[,\}\\\]:\]\)\)$", re.MULTILINE)
+_SHORT_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\x([0-9a-f]{2})")
+"""What xgrammar prints for U+0080 to U+00FF, and reads with as many digits as follow."""
 _PYTHON_LITERALS = {'"true"': '"True"', '"false"': '"False"', '"null"': '"None"'}
 _LITERAL = re.compile(r'(?<![\\"])"(?:true|false|null)"(?!")')
 _ESCAPE_RULE = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
+_SUB_RULE = re.compile(r"^basic_string_sub ::= .*$", re.MULTILINE)
 _STRING_RULE = re.compile(r"^basic_string ::= .*$", re.MULTILINE)
 _PYTHON_ESCAPE = (
     r'basic_escape ::= (([\"\\bfnrt]) | ("u" [0-9A-Ca-cEeFf] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9])'
@@ -33,34 +38,62 @@ _PYTHON_STRING = (
 )
 
 
-def expand(tag: Any) -> Any:
+def expand(tag: Any, convert: Convert) -> Any:
     """A copy of a structural tag (or of a part of one) in which no node has a ``spelling``.
 
-    Raises:
-        RuntimeError: xgrammar can not convert a schema (its own error, to be translated by the caller).
+    Raises whatever `convert` raises.
     """
     if isinstance(tag, list):
-        return [expand(item) for item in tag]
+        return [expand(item, convert) for item in tag]
     if not isinstance(tag, Mapping):
         return tag
     if tag.get("type") != "json_schema":
-        return {key: expand(value) for key, value in tag.items()}
+        return {key: expand(value, convert) for key, value in tag.items()}
     if _KEY not in tag:
         return tag
-    return {"type": "grammar", "grammar": spelled_grammar(tag["json_schema"], tag[_KEY])}
+    return {"type": "grammar", "grammar": spelled_grammar(tag["json_schema"], tag[_KEY], convert)}
 
 
-def spelled_grammar(schema: object, spelling: Mapping[str, str]) -> str:
-    """The EBNF text of a schema's values, spelled so."""
-    separators = (spelling["item"], spelling["key"])
-    grammar = str(
-        xgrammar.Grammar.from_json_schema(
-            json.dumps(schema, ensure_ascii=False), any_whitespace=False, separators=separators
-        )
-    )
+def spelled_grammar(schema: object, spelling: Mapping[str, Any], convert: Convert) -> str:
+    """The EBNF text of a schema's values, spelled so; ``excludes`` are texts that do not occur in free strings."""
+    grammar = convert(json.dumps(schema, ensure_ascii=False), (spelling["item"], spelling["key"]))
     # What stands behind a value is known only to the tag around it.
-    grammar = _LOOKAHEAD.sub("", grammar)
+    grammar = _SHORT_ESCAPE.sub(r"\1\\u00\2", _LOOKAHEAD.sub("", grammar))
+    if spelling.get("excludes"):
+        rules = "\n".join(_excluding(spelling["excludes"]))
+        grammar = _SUB_RULE.sub(lambda _: rules, grammar)
     return _python(grammar) if spelling.get("literals") == "python" else grammar
+
+
+def _excluding(markers: Sequence[str]) -> list[str]:
+    """The rules of the rest of a JSON string in which no marker occurs: one rule for each beginning of a marker that was read."""
+    begun = sorted({marker[:n] for marker in markers for n in range(len(marker))}, key=len)
+    names = {text: f"basic_string_sub_after_{i}" if i else "basic_string_sub" for i, text in enumerate(begun)}
+    letters = sorted({letter for marker in markers for letter in marker} - set('"\\'))
+    return [f"{names[text]} ::= {_rest_of_string(text, names, letters, markers)}" for text in begun]
+
+
+def _rest_of_string(text: str, names: Mapping[str, str], letters: Sequence[str], markers: Sequence[str]) -> str:
+    start = names[""]
+    onward: dict[str, list[str]] = {}
+    closed = []
+    for letter in letters:
+        read = text + letter
+        if any(read.endswith(marker) for marker in markers):
+            closed.append(letter)
+            continue
+        target = next(names[read[i:]] for i in range(len(read) + 1) if read[i:] in names)
+        if target != start:
+            onward.setdefault(target, []).append(letter)
+    special = [*closed, *(letter for group in onward.values() for letter in group)]
+    options = [r'"\""', rf'[^\0-\x1f\"\\\r\n{_class(special)}] {start}', rf'"\\" basic_escape {start}']
+    options += [f"[{_class(group)}] {target}" for target, group in onward.items()]
+    return " | ".join(f"({option})" for option in options)
+
+
+def _class(letters: Sequence[str]) -> str:
+    """As the inside of a character class."""
+    return "".join(f"\\u{ord(letter):04x}" for letter in letters)
 
 
 def _python(grammar: str) -> str:

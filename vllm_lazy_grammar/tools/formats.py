@@ -1,8 +1,8 @@
 """Building blocks of structural tags, as plain JSON values.
 
 The dialect is xgrammar's structural tag format with one addition: a ``json_schema`` node may carry ``spelling``, an object of ``item`` and
-``key`` (the separators, exactly as written, no other whitespace) and ``literals`` (``json``, or ``python`` for ``True``, ``False``, ``None``
-and strings in either quotes). The engine expands it.
+``key`` (the separators, exactly as written, no other whitespace), ``literals`` (``json``, or ``python`` for ``True``, ``False``, ``None``
+and strings in either quotes) and ``excludes`` (texts that occur in no free string). The engine expands it.
 
 Invariants:
 - No empty constant is ever emitted, and neighbouring constants are one.
@@ -78,7 +78,7 @@ def free_text(excludes: Sequence[str]) -> Format:
     return {"type": "any_text", "excludes": list(excludes)}
 
 
-def json_value(schema: object, spelling: Mapping[str, str] | None) -> Format:
+def json_value(schema: object, spelling: Mapping[str, Any] | None) -> Format:
     """A JSON value that the schema takes; with `spelling` written exactly so, else with free whitespace."""
     node: Format = {"type": "json_schema", "json_schema": schema}
     return node if spelling is None else {**node, "spelling": dict(spelling)}

@@ -1,0 +1,104 @@
+"""vLLM's own parser of a family, as a server uses it: whole, and token by token."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.tools.presets_of import extra_tokens
+
+SHARED = Path(os.environ.get("LAZY_GRAMMAR_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+
+
+@functools.cache
+def small_tokenizer(family):
+    """Bytes and a few merges: what a token splits is nobody's choice."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    corpus = ['{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}', "<tool_call>\n</tool_call>", "hello there, let me see"]
+    trainer = trainers.BpeTrainer(vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "</s>"])
+    tokenizer.train_from_iterator(corpus * 3, trainer)
+    return _with_specials(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"), family)
+
+
+@functools.cache
+def loaded_tokenizer(folder, family):
+    return _with_specials(AutoTokenizer.from_pretrained(folder), family)
+
+
+def qwen3_tokenizer(family):
+    return loaded_tokenizer(str(SHARED / "data" / "qwen3"), family)
+
+
+def _with_specials(tokenizer, family):
+    known = tokenizer.get_vocab()
+    new = [AddedToken(text, special=True, normalized=False) for text in extra_tokens(family) if text not in known]
+    tokenizer.add_tokens(new, special_tokens=True)
+    return tokenizer
+
+
+def encode(tokenizer, text):
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+@functools.cache
+def parser_class(name):
+    """The composed parser with required and named routed through the family's own parser, as the adapter does."""
+    from vllm.parser.parser_manager import ParserManager  # noqa: PLC0415
+
+    found = ParserManager.get_parser(tool_parser_name=name, enable_auto_tools=True, is_harmony=name == "openai")
+    own = type("Own", (found.tool_parser_cls,), {"supports_required_and_named": False})
+    return type("OwnParser", (found,), {"tool_parser_cls": own}) if name != "openai" else found
+
+
+def request_of(tools, choice="auto"):
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: PLC0415
+
+    return ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice)
+
+
+def whole(name, tokenizer, tools, text):
+    """Content and calls of a complete answer."""
+    request = request_of(tools)
+    parser = parser_class(name)(tokenizer, request.tools)
+    request = parser.adjust_request(request)
+    _, content, calls = parser.parse(text, request, True, encode(tokenizer, text))  # noqa: FBT003
+    return content, [(call.name, read(call.arguments)) for call in calls or ()]
+
+
+def streamed(name, tokenizer, tools, text):
+    """Content and calls put together from the deltas, one token each."""
+    request = request_of(tools)
+    parser = parser_class(name)(tokenizer, request.tools)
+    request = parser.adjust_request(request)
+    tokens = encode(tokenizer, text)
+    content, found, shown = "", {}, ""
+    for i, token in enumerate(tokens):
+        now = tokenizer.decode(tokens[: i + 1], skip_special_tokens=False)
+        delta = "" if now.endswith("\ufffd") and i + 1 < len(tokens) else now[len(shown) :]
+        shown = now if delta else shown
+        message = parser.parse_delta(delta, [token], request, [] if i == 0 else None, finished=i + 1 == len(tokens))
+        if message is None:
+            continue
+        content += message.content or ""
+        for call in message.tool_calls or ():
+            names, arguments = found.setdefault(call.index, ([], []))
+            names.append(call.function.name or "")
+            arguments.append(call.function.arguments or "")
+    return content, [("".join(names), read("".join(arguments))) for _, (names, arguments) in sorted(found.items())]
+
+
+def read(arguments):
+    """Arguments as JSON; what is no JSON as it is."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
