@@ -114,7 +114,7 @@ def random_call(choice, rng: random.Random, closers, most=3000):
 
 
 def _next(inside, rng, closers):
-    certain = inside.find_jump_forward_string()
+    certain = _certain(inside)
     if certain and inside.accept_string(certain):
         return certain.encode()
     tries = [rng.choice(closers), rng.choice(WORDS)] if rng.random() < 0.6 else [rng.choice(WORDS), rng.choice(closers)]
@@ -127,6 +127,15 @@ def _next(inside, rng, closers):
     allowed = [b for b in range(256) if int(row[b // 32]) >> (b % 32) & 1]
     if not allowed:
         return None
+    if b"0"[0] in allowed:  # no exponents: readers write such numbers otherwise
+        allowed = [b for b in allowed if b not in b"eE"]
     byte = rng.choice(allowed)
     assert inside.accept_token(byte)
     return bytes([byte])
+
+
+def _certain(inside):
+    try:
+        return inside.find_jump_forward_string()
+    except UnicodeDecodeError:  # inside a character
+        return ""

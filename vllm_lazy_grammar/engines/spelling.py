@@ -22,6 +22,8 @@ _SHORT_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\x([0-9a-f]{2})")
 """What xgrammar prints for U+0080 to U+00FF, and reads with as many digits as follow."""
 _PYTHON_LITERALS = {'"true"': '"True"', '"false"': '"False"', '"null"': '"None"'}
 _LITERAL = re.compile(r'(?<![\\"])"(?:true|false|null)"(?!")')
+_EXPONENT = '[eE] basic_number_4 basic_number_digits{1, -1}'
+_FINITE = '[eE] basic_number_4 basic_number_digits{1, 2}'
 _ESCAPE_RULE = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
 _SUB_RULE = re.compile(r"^basic_string_sub ::= .*$", re.MULTILINE)
 _STRING_RULE = re.compile(r"^basic_string ::= .*$", re.MULTILINE)
@@ -59,6 +61,8 @@ def spelled_grammar(schema: object, spelling: Mapping[str, Any], convert: Conver
     grammar = convert(json.dumps(schema, ensure_ascii=False), (spelling["item"], spelling["key"]))
     # What stands behind a value is known only to the tag around it.
     grammar = _SHORT_ESCAPE.sub(r"\1\\u00\2", _LOOKAHEAD.sub("", grammar))
+    # Readers turn 1e999 into an infinity, which is no JSON any more.
+    grammar = grammar.replace(_EXPONENT, _FINITE)
     if spelling.get("excludes"):
         rules = "\n".join(_excluding(spelling["excludes"]))
         grammar = _SUB_RULE.sub(lambda _: rules, grammar)

@@ -46,8 +46,8 @@ _FORMATS = {
     "ipv4": r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)",
     "uri": r"[a-zA-Z][a-zA-Z0-9+.-]*:[^\s<>\"]+",
 }
-_PLAIN = r'[^\s0-9"\[{\-<]'
-"""How a text begins that no reader takes for JSON, apart from JSON's three words."""
+_PLAIN = r'([^\s0-9"\[{\-<]|[0-9]+[^\s0-9.eE<])'
+"""How a text begins that no reader takes for JSON, apart from JSON's words."""
 
 
 def fill(template: str, places: Mapping[str, Format]) -> Format:

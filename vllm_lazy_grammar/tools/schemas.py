@@ -14,6 +14,7 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 _DEPTH = 24
+_INLINED = 6
 _POOLS = ("$defs", "definitions")
 _UNREADABLE = (
     "not",
@@ -184,13 +185,18 @@ def with_definitions(schema: Schema, root: Schema) -> Schema:
     return {**schema, **pools} if pools and "$ref" in str(schema) else schema
 
 
-def flattened(parameters: Schema) -> Schema:
-    """The parameters with references of their top-level properties resolved, for parsers that look for types there and follow none."""
-    properties = parameters.get("properties")
-    if not isinstance(properties, Mapping):
-        return parameters
-    try:
-        found = {key: resolve(value, parameters) if isinstance(value, Mapping) else value for key, value in properties.items()}
-    except Unwritable:
-        return parameters
-    return {**parameters, "properties": found}
+def inlined(schema: Any, root: Schema, depth: int = 0) -> Any:
+    """The schema with its references replaced by what they point at, for parsers that look for types and follow no reference.
+
+    References deeper than any argument nests, those of a schema within itself for instance, and broken ones are left as they are.
+    """
+    if isinstance(schema, list):
+        return [inlined(part, root, depth) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if "$ref" in schema and depth < _INLINED:
+        try:
+            return inlined(resolve(schema, root), root, depth + 1)
+        except Unwritable:
+            return schema
+    return {key: inlined(value, root, depth) for key, value in schema.items() if key not in _POOLS or depth}

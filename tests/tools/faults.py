@@ -1,0 +1,90 @@
+"""Which calls the stock parser of a family can give back: the faults that presets name, as predicates.
+
+A case is what a test asked: the tools' calls, the text, and whether prose stands before it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """One answer."""
+
+    calls: list
+    text: str
+    before: str
+
+
+def has_arguments(case):
+    return all(arguments for _, arguments in case.calls)
+
+
+def plain_names(case):
+    return not any(set(name) & set('"\\') for name, _ in case.calls)
+
+
+def no_negative_number(case):
+    return not re.search(r"[:\[,] ?-[0-9]", case.text)
+
+
+def begins_with_call(case):
+    return not case.before
+
+
+def scalars(case):
+    return not any(isinstance(v, list | dict) or (isinstance(v, str) and "<" in v) for _, a in case.calls for v in a.values())
+
+
+def no_bracket(case):
+    return "]" not in json.dumps([a for _, a in case.calls])
+
+
+def never(_):
+    return False
+
+
+def all_of(*predicates):
+    return lambda case: all(predicate(case) for predicate in predicates)
+
+
+def like_json(text):
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+WHOLE = {
+    "phi4_mini_json": no_bracket,
+    "step3": scalars,
+}
+"""Family -> whether the whole answer is read; default: always."""
+
+STREAMED = {
+    "hermes": plain_names,
+    "longcat": plain_names,
+    "apertus": no_negative_number,
+    "granite-20b-fc": all_of(has_arguments, begins_with_call),
+    "internlm": has_arguments,
+    "llama3_json": has_arguments,
+    "step3": all_of(has_arguments, scalars),
+    "hunyuan_a13b": never,
+    "jamba": never,
+    "xlam": never,
+    "phi4_mini_json": never,
+    "functiongemma": never,
+}
+"""Family -> whether the streamed answer is sure to be read; default: always."""
+
+
+def whole_is_read(family, case):
+    return WHOLE.get(family, lambda _: True)(case)
+
+
+def streamed_is_read(family, case):
+    return whole_is_read(family, case) and STREAMED.get(family, lambda _: True)(case)

@@ -1,0 +1,149 @@
+"""Grammar and stock parser agree, family by family: what one writes, the other reads."""
+
+from __future__ import annotations
+
+import random
+
+import jsonschema
+import pytest
+
+from tests.serving.models import demo_model
+from tests.tools import faults, stock, walking
+from tests.tools.cases import choice_for, closers, drawn, preset_of, tokens_of, vocabulary_of, with_types
+from vllm_lazy_grammar.tools.choice import read_tools
+from vllm_lazy_grammar.tools.presets import catalogue
+
+FAMILIES = sorted(name for name, preset in catalogue().families.items() if preset.parsers)
+SERVED = [(name, parser) for name in FAMILIES for parser in catalogue().families[name].parsers]
+SEEDS = range(16)
+UNPARSED = {
+    "cohere_command3": "the stock parser needs the package cohere_melody",
+    "cohere_command4": "the stock parser needs the package cohere_melody",
+    "harmony": "the stock parser needs the vocabulary of gpt-oss, which its package downloads",
+}
+
+
+def registered():
+    from vllm.tool_parsers import ToolParserManager  # noqa: PLC0415  (only the tests that are marked need vLLM)
+
+    return set(ToolParserManager.list_registered())
+
+
+def parsed_here(family, parser):
+    if family in UNPARSED:
+        pytest.skip(UNPARSED[family])
+    if parser not in registered():
+        pytest.skip(f"this vLLM has no parser {parser}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_grammar_takes_every_call_that_is_written_as_the_family_writes(family):
+    vocabulary = vocabulary_of(family)
+    seen = 0
+    for seed in SEEDS:
+        if (found := drawn(family, seed)) is None:
+            continue
+        tools, case = found
+        walk = walking.follow(choice_for(family, tools), vocabulary, tokens_of(vocabulary, case.text))
+        assert walk.refused is None, case.text
+        assert walk.starts[0] == len(case.before.encode()), case.text
+        seen += 1
+    assert seen > len(SEEDS) // 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_walks_through_the_grammar_end_in_calls_it_takes(family):
+    ended = 0
+    for seed in SEEDS:
+        if (found := drawn(family, seed)) is None:
+            continue
+        choice = choice_for(family, found[0])
+        text = walking.random_call(choice, random.Random(seed), closers(preset_of(family)))
+        if text is None:
+            continue
+        ended += 1
+        assert not random_matcher_refuses(choice, text)
+    assert ended > len(SEEDS) // 3
+
+
+def random_matcher_refuses(choice, text):
+    matcher = walking.matcher(choice.grammar)
+    return not (matcher.accept_string(text) and matcher.is_completed())
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("family", "parser"), SERVED)
+def test_the_stock_parser_gives_back_what_was_called_whole_and_streamed(family, parser):
+    parsed_here(family, parser)
+    check_written(family, parser, stock.small_tokenizer(family), SEEDS)
+
+
+@pytest.mark.vllm
+@pytest.mark.shared
+@pytest.mark.parametrize(("family", "parser"), SERVED)
+def test_the_same_with_the_tokenizer_of_qwen3(family, parser):
+    parsed_here(family, parser)
+    check_written(family, parser, stock.qwen3_tokenizer(family), range(20, 26))
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("family", "parser"), SERVED)
+def test_the_same_with_the_tokenizer_of_the_demo_model(family, parser):
+    parsed_here(family, parser)
+    check_written(family, parser, stock.loaded_tokenizer(str(demo_model()), family), range(30, 36))
+
+
+def check_written(family, parser, tokenizer, seeds):
+    for seed in seeds:
+        if (found := drawn(family, seed)) is None:
+            continue
+        tools, case = found
+        told = with_types(tools)
+        if faults.whole_is_read(family, case):
+            assert stock.whole(parser, tokenizer, told, case.text)[1] == case.calls, case.text
+        if faults.streamed_is_read(family, case):
+            assert stock.streamed(parser, tokenizer, told, case.text)[1] == case.calls, case.text
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("family", "parser"), SERVED)
+def test_random_calls_of_the_grammar_come_back_with_arguments_that_obey_the_schema(family, parser):
+    parsed_here(family, parser)
+    preset, tokenizer = preset_of(family), stock.small_tokenizer(family)
+    for seed in SEEDS:
+        if (found := drawn(family, seed)) is None:
+            continue
+        tools = found[0]
+        text = walking.random_call(choice_for(family, tools), random.Random(seed), closers(preset))
+        if text is not None:
+            check_walked(family, parser, tokenizer, tools, text.decode())
+
+
+def check_walked(family, parser, tokenizer, tools, text):
+    schemas = {tool.name: tool.schema for tool in read_tools(tools)}
+    calls = stock.whole(parser, tokenizer, with_types(tools), text)[1]
+    case = faults.Case(calls, text, "")
+    if family in faults.WHOLE:
+        return
+    assert calls, text
+    for name, arguments in calls:
+        jsonschema.validate(arguments, schemas[name])
+    if faults.streamed_is_read(family, case):
+        assert stock.streamed(parser, tokenizer, with_types(tools), text)[1] == calls, text
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("family", sorted(faults.WHOLE | faults.STREAMED))
+def test_a_fault_of_a_stock_parser_that_a_preset_names_is_still_there(family):
+    preset = preset_of(family)
+    assert preset.faults
+    tokenizer, lost = stock.small_tokenizer(family), 0
+    for seed in range(60):
+        if (found := drawn(family, seed)) is None:
+            continue
+        tools, case = found
+        if not faults.streamed_is_read(family, case):
+            lost += stock.streamed(preset.parsers[0], tokenizer, with_types(tools), case.text)[1] != case.calls
+        if lost:
+            return
+    pytest.fail(f"{family}: every call came back; has the fault been repaired?")
