@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers import AddedToken
+from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.tools.presets_of import extra_tokens
 
 SHARED = Path(os.environ.get("LAZY_GRAMMAR_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+
+
+@contextmanager
+def foreign():
+    """What another package warns of and logs, while it is imported and used, is not ours."""
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@functools.cache
+def registered():
+    """The parsers that this vLLM has."""
+    with foreign():
+        from vllm.tool_parsers import ToolParserManager  # noqa: PLC0415
+
+        return frozenset(ToolParserManager.list_registered())
 
 
 @functools.cache
@@ -50,6 +77,7 @@ def encode(tokenizer, text):
 
 
 @functools.cache
+@foreign()
 def parser_class(name):
     """The composed parser with required and named routed through the family's own parser, as the adapter does."""
     from vllm.parser.parser_manager import ParserManager  # noqa: PLC0415
@@ -59,12 +87,14 @@ def parser_class(name):
     return type("OwnParser", (found,), {"tool_parser_cls": own}) if name != "openai" else found
 
 
+@foreign()
 def request_of(tools, choice="auto"):
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: PLC0415
 
     return ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice)
 
 
+@foreign()
 def whole(name, tokenizer, tools, text):
     """Content and calls of a complete answer."""
     request = request_of(tools)
@@ -74,17 +104,17 @@ def whole(name, tokenizer, tools, text):
     return content, [(call.name, read(call.arguments)) for call in calls or ()]
 
 
+@foreign()
 def streamed(name, tokenizer, tools, text):
     """Content and calls put together from the deltas, one token each."""
     request = request_of(tools)
     parser = parser_class(name)(tokenizer, request.tools)
     request = parser.adjust_request(request)
     tokens = encode(tokenizer, text)
-    content, found, shown = "", {}, ""
+    shown = DecodeStream(skip_special_tokens=False)
+    content, found = "", {}
     for i, token in enumerate(tokens):
-        now = tokenizer.decode(tokens[: i + 1], skip_special_tokens=False)
-        delta = "" if now.endswith("\ufffd") and i + 1 < len(tokens) else now[len(shown) :]
-        shown = now if delta else shown
+        delta = shown.step(tokenizer.backend_tokenizer, token) or ""
         message = parser.parse_delta(delta, [token], request, [] if i == 0 else None, finished=i + 1 == len(tokens))
         if message is None:
             continue

@@ -23,16 +23,10 @@ UNPARSED = {
 }
 
 
-def registered():
-    from vllm.tool_parsers import ToolParserManager  # noqa: PLC0415  (only the tests that are marked need vLLM)
-
-    return set(ToolParserManager.list_registered())
-
-
 def parsed_here(family, parser):
     if family in UNPARSED:
         pytest.skip(UNPARSED[family])
-    if parser not in registered():
+    if parser not in stock.registered():
         pytest.skip(f"this vLLM has no parser {parser}")
 
 
