@@ -46,7 +46,7 @@ def nested_text(rules, value):
 
 
 def nested_members(rules, value):
-    keys = sorted(value) if rules.order == "sorted" else value
+    keys = sorted(value, key=str.lower) if rules.order == "sorted" else value
     return rules.separator.join(put(rules.pair, key=k, value=nested_text(rules, value[k])) for k in keys)
 
 
@@ -63,9 +63,10 @@ def element_text(name, value):
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
 
 
-def type_word(schema, value):
+def type_word(rules, schema, value):
     declared = schema.get("type") if isinstance(schema, dict) else None
-    return declared if isinstance(declared, str) else TYPES[type(value)]
+    name = declared if isinstance(declared, str) else TYPES[type(value)]
+    return rules.integer if name == "integer" else name
 
 
 def pair_text(rules, key, value, schema):
@@ -73,7 +74,8 @@ def pair_text(rules, key, value, schema):
         return put(rules.pair, key=key, value=python_text(rules, value))
     bare = isinstance(value, str)
     template = rules.pair if bare else rules.other or rules.pair
-    return put(template, key=key, value=value if bare else json_text(rules, value), type=type_word(schema, value))
+    spelled = escape(key, {'"': "&quot;"}) if rules.key == "xml" else key
+    return put(template, key=spelled, value=value if bare else json_text(rules, value), type=type_word(rules, schema, value))
 
 
 def arguments_text(rules, arguments, schema):

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
     from vllm_lazy_grammar.tools.presets import ArgumentRules
 
-_ANY_KEY = r"[A-Za-z_][A-Za-z0-9_]*"
+_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
+_ANY_KEY = r"[A-Za-z_]([A-Za-z0-9_ -]*[A-Za-z0-9_])?"
 _DEPTH = 8
+_FREE_DEPTH = 3
+_TYPES = ("string", "number", "boolean", "null", "array", "object")
 _GUARD = 2
 """How much of what ends a bare value is kept out of JSON strings in it: each character costs some 45 ms of compiling on 150,000 tokens."""
 _FORMATS = {
@@ -87,24 +90,24 @@ class _Writer:
 
     def members(self, keys: Keys, before: str, behind: str, depth: int) -> Format:
         """An object's members between what opens and closes it."""
-        names = sorted(keys.properties) if self.rules.order == "sorted" else list(keys.properties)
+        names = sorted(keys.properties, key=str.lower) if self.rules.order == "sorted" else list(keys.properties)
         pairs = [(self._pair(name, keys.properties[name], depth), name in keys.required) for name in names]
-        if keys.extra is None:
-            inner = self._joined(pairs)
-        elif pairs:
-            raise Unwritable("it allows undeclared keys beside declared ones, which could come twice")
-        else:
-            inner = self._free(keys.extra, depth)
+        # Beside declared keys no others: one of those could be a declared one for the second time, with any value.
+        inner = self._free(keys.extra, depth) if keys.extra is not None and not pairs else self._joined(pairs)
         return sequence([text(before), inner, text(behind)])
 
     def _pair(self, name: str, schema: Any, depth: int) -> Format:
         if not regex.fullmatch(self.rules.key_pattern, name):
             raise Unwritable(f"the key {name!r} can not be written in this format")
-        return self._written(text(name), schema, depth)
+        return self._written(text(escaped(name) if self.rules.key == "xml" else name), schema, depth)
 
     def _free(self, schema: Any, depth: int) -> Format:
-        """Undeclared keys: at most one, since nothing here can tell that two differ."""
-        return optional(self._written(matching(_ANY_KEY), schema, depth))
+        """Undeclared keys, any number; of one that comes twice readers keep the last."""
+        if self.rules.style == "nested" and depth > _FREE_DEPTH:
+            return EMPTY
+        key = _IDENTIFIER if self.rules.strings == "python" else _ANY_KEY
+        pair = self._written(matching(key), schema, depth)
+        return optional(sequence([pair, repeat(sequence([text(self.rules.separator), pair]), 0, None)]))
 
     def _joined(self, pairs: Sequence[tuple[Format, bool]]) -> Format:
         """The pairs in order, each optional one there or not, with separators only between those that are there."""
@@ -134,12 +137,18 @@ class _Writer:
             value = json_value(with_definitions(resolve(schema, self.root), self.root), spelling)
             return fill(self.rules.pair, {"key": key, "value": value})
         found: dict[tuple[str, str], list[Format]] = {}
-        for kind in kinds(schema, self.root):
+        for kind in self._kinds(schema):
             name = type_name(kind)
             template = self.rules.pair if name == "string" else self.rules.other or self.rules.pair
-            found.setdefault((template, name if "{type}" in template else ""), []).append(self._value(kind, depth))
+            said = self.rules.integer if name == "integer" else name
+            found.setdefault((template, said if "{type}" in template else ""), []).append(self._value(kind, depth))
         places = ((template, {"key": key, "value": either(values), "type": text(name)}) for (template, name), values in found.items())
         return either([fill(template, filled) for template, filled in places])
+
+    def _kinds(self, schema: Any) -> list[Schema]:
+        """The types a value may have. Where nothing says so, readers of bare values take a text; nested values show what they are."""
+        found = kinds(schema, self.root)
+        return [{"type": name} for name in _TYPES] if found == [{}] and self.rules.style == "nested" else found
 
     def _value(self, kind: Schema, depth: int) -> Format:
         if type_name(kind) == "string":
@@ -223,11 +232,17 @@ class _Writer:
     def _list(self, kind: Schema, depth: int) -> Format:
         if "prefixItems" in kind or isinstance(kind.get("items"), list):
             raise Unwritable("it has a list with a schema per place, which this format can not be held to")
-        item = either([self._value(part, depth) for part in kinds(kind.get("items", {"type": "string"}), self.root)])
+        free = {} if depth <= _FREE_DEPTH else {"type": "string"}
+        item = either([self._value(part, depth) for part in self._kinds(kind.get("items", free))])
         least, most = kind.get("minItems", 0), kind.get("maxItems")
         rest = repeat(sequence([text(self.rules.separator), item]), max(least - 1, 0), None if most is None else max(most - 1, 0))
         inner = EMPTY if most == 0 else sequence([item, rest])
         return sequence([text(self.rules.array[0]), inner if least else optional(inner), text(self.rules.array[1])])
+
+
+def escaped(name: str) -> str:
+    """As inside an attribute's quotes."""
+    return name.replace("&", "&amp;").replace('"', "&quot;")
 
 
 def type_name(kind: Schema) -> str:

@@ -19,7 +19,7 @@ from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.triggers import Trigger, TriggerSpec
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.tools import formats
-from vllm_lazy_grammar.tools.arguments import arguments, fill
+from vllm_lazy_grammar.tools.arguments import arguments, escaped, fill
 from vllm_lazy_grammar.tools.formats import Format
 from vllm_lazy_grammar.tools.schemas import Unwritable
 
@@ -322,7 +322,7 @@ def _spelled(tool: Tool, preset: Preset) -> str:
     if preset.call.name == "json":
         return json.dumps(tool.name, ensure_ascii=False)[1:-1]
     if preset.call.name == "xml":
-        return tool.name.replace("&", "&amp;").replace('"', "&quot;")
+        return escaped(tool.name)
     return tool.name
 
 

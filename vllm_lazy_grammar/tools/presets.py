@@ -110,8 +110,10 @@ class ArgumentRules:
         string: of ``nested``: the template of a string, with ``{value}``.
         until: texts that can not occur in a bare string, the first being what ends it.
         trimmed: the family's parser strips bare strings.
+        key: keys ``raw`` as they are, or ``xml`` with ``&`` and quotes escaped.
         key_pattern: the keys that the format can carry; others are refused.
         order: keys as ``declared``, or ``sorted``.
+        integer: what ``{type}`` says of an integer.
     """
 
     style: str = _one_of(*get_args(Style), default="json")
@@ -128,8 +130,10 @@ class ArgumentRules:
     string: str = ""
     until: Strings = ()
     trimmed: bool = False
+    key: str = _one_of("raw", "xml", default="raw")
     key_pattern: str = r"[^\s].*"
     order: str = _one_of("declared", "sorted", default="declared")
+    integer: str = "integer"
 
 
 @dataclass(frozen=True, slots=True)
