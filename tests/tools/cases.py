@@ -29,7 +29,9 @@ def vocabulary_of(family):
 
 def choice_for(family, tools, wanted=None, **options):
     vocabulary = vocabulary_of(family)
-    return choose(read_tools(tools), wanted or Wanted(), preset_of(family), is_token=vocabulary.added.__contains__, **options)
+    return choose(
+        read_tools(tools), wanted or Wanted(), preset_of(family), is_token=vocabulary.added.__contains__, **options
+    )
 
 
 def servable(family, tools):
@@ -60,7 +62,9 @@ def tokens_of(vocabulary, text):
     """Markers by their tokens, the rest by bytes."""
     markers = sorted(vocabulary.added, key=len, reverse=True)
     parts = re.split("(" + "|".join(map(re.escape, markers)) + ")", text) if markers else [text]
-    return [token for part in parts for token in ([vocabulary.added[part]] if part in vocabulary.added else part.encode())]
+    return [
+        token for part in parts for token in ([vocabulary.added[part]] if part in vocabulary.added else part.encode())
+    ]
 
 
 def drawn(family, seed):
@@ -86,7 +90,12 @@ def closers(preset):
     found = ['"', "'", "}", "]", ")", "\n", "</", "]<]minimax[>[</"]
     if preset.arguments.style == "json" or preset.arguments.strings == "python":
         return found
-    return [*found, *filter(None, preset.block.close), *preset.arguments.until[:1], "\n" + preset.arguments.until[0] if preset.arguments.until else "\n"]
+    return [
+        *found,
+        *filter(None, preset.block.close),
+        *preset.arguments.until[:1],
+        "\n" + preset.arguments.until[0] if preset.arguments.until else "\n",
+    ]
 
 
 ANY = CallSettings(any_whitespace=True)

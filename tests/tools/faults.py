@@ -36,7 +36,9 @@ def begins_with_call(case):
 
 
 def scalars(case):
-    return not any(isinstance(v, list | dict) or (isinstance(v, str) and "<" in v) for _, a in case.calls for v in a.values())
+    return not any(
+        isinstance(v, list | dict) or (isinstance(v, str) and "<" in v) for _, a in case.calls for v in a.values()
+    )
 
 
 def no_bracket(case):

@@ -5,10 +5,23 @@ from __future__ import annotations
 import random
 
 NAMES = ["get", "get_weather", "getWeather2", "a_b", "search_web", "x"]
-AWKWARD = ["a.b-c", "a.b-c\"é", "größe", "ns/tool", "f(x)", "what?*"]
+AWKWARD = ["a.b-c", 'a.b-c"é', "größe", "ns/tool", "f(x)", "what?*"]
 KEYS = ["city", "days", "unit", "q", "max_results", "is_open", "tags", "filters", "from_date", "k9"]
 ODD_KEYS = ["a-b", "größe", "x.y", "with space"]
-TEXTS = ["Paris", "a b", "café \"best\"", "日本語 🌸", "line\nbreak", "it's", "x, y; z", "{curly}", "C:\\dir", "50%", "e=mc²", "true story"]
+TEXTS = [
+    "Paris",
+    "a b",
+    'café "best"',
+    "日本語 🌸",
+    "line\nbreak",
+    "it's",
+    "x, y; z",
+    "{curly}",
+    "C:\\dir",
+    "50%",
+    "e=mc²",
+    "true story",
+]
 
 
 def scalar(rng):
@@ -70,7 +83,11 @@ def with_reference(rng):
         "properties": {"place": {"$ref": "#/$defs/place"}, "n": {"type": "integer"}},
         "required": ["place"],
         "$defs": {
-            "place": {"type": "object", "properties": {"name": {"type": "string"}, "at": {"$ref": "#/$defs/at"}}, "required": ["name"]},
+            "place": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "at": {"$ref": "#/$defs/at"}},
+                "required": ["name"],
+            },
             "at": {"type": "array", "items": {"type": "integer"}},
         },
     }

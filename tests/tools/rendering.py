@@ -12,7 +12,11 @@ def put(template, **places):
     """Templates have more than one place, and a value may look like a place: fill from the left, once."""
     out, rest = "", template
     while rest:
-        found = min((rest.find("{" + k + "}"), k) for k in places if "{" + k + "}" in rest) if any("{" + k + "}" in rest for k in places) else None
+        found = (
+            min((rest.find("{" + k + "}"), k) for k in places if "{" + k + "}" in rest)
+            if any("{" + k + "}" in rest for k in places)
+            else None
+        )
         if found is None:
             return out + rest
         at, key = found
@@ -31,7 +35,13 @@ def python_text(rules, value):
     if isinstance(value, list):
         return "[" + rules.item.join(python_text(rules, v) for v in value) + "]"
     if isinstance(value, dict):
-        return "{" + rules.item.join(json.dumps(k, ensure_ascii=False) + rules.colon + python_text(rules, v) for k, v in value.items()) + "}"
+        return (
+            "{"
+            + rules.item.join(
+                json.dumps(k, ensure_ascii=False) + rules.colon + python_text(rules, v) for k, v in value.items()
+            )
+            + "}"
+        )
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -60,7 +70,15 @@ def element_text(name, value):
     return f"{NAMESPACE}<{name}>{body}{NAMESPACE}</{name}>"
 
 
-TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
+TYPES = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    dict: "object",
+    list: "array",
+    type(None): "null",
+}
 
 
 def type_word(rules, schema, value):
@@ -75,7 +93,9 @@ def pair_text(rules, key, value, schema):
     bare = isinstance(value, str)
     template = rules.pair if bare else rules.other or rules.pair
     spelled = escape(key, {'"': "&quot;"}) if rules.key == "xml" else key
-    return put(template, key=spelled, value=value if bare else json_text(rules, value), type=type_word(rules, schema, value))
+    return put(
+        template, key=spelled, value=value if bare else json_text(rules, value), type=type_word(rules, schema, value)
+    )
 
 
 def arguments_text(rules, arguments, schema):
@@ -104,7 +124,12 @@ def call_text(preset, name, arguments, schema, index=0, form=0):
         spelled = escape(name, {'"': "&quot;"})
     if not arguments and preset.call.empty:
         return put(preset.call.empty, name=spelled, index=str(index))
-    return put(preset.call.forms[form], name=spelled, arguments=arguments_text(preset.arguments, arguments, schema), index=str(index))
+    return put(
+        preset.call.forms[form],
+        name=spelled,
+        arguments=arguments_text(preset.arguments, arguments, schema),
+        index=str(index),
+    )
 
 
 def answer_text(preset, calls, schemas, before="", between="", behind="", form=0):

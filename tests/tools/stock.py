@@ -50,8 +50,14 @@ def small_tokenizer(family):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    corpus = ['{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}', "<tool_call>\n</tool_call>", "hello there, let me see"]
-    trainer = trainers.BpeTrainer(vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "</s>"])
+    corpus = [
+        '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}',
+        "<tool_call>\n</tool_call>",
+        "hello there, let me see",
+    ]
+    trainer = trainers.BpeTrainer(
+        vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "</s>"]
+    )
     tokenizer.train_from_iterator(corpus * 3, trainer)
     return _with_specials(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"), family)
 
@@ -91,7 +97,9 @@ def parser_class(name):
 def request_of(tools, choice="auto"):
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: PLC0415
 
-    return ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice)
+    return ChatCompletionRequest(
+        model="m", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice
+    )
 
 
 @foreign()

@@ -22,8 +22,8 @@ _SHORT_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\x([0-9a-f]{2})")
 """What xgrammar prints for U+0080 to U+00FF, and reads with as many digits as follow."""
 _PYTHON_LITERALS = {'"true"': '"True"', '"false"': '"False"', '"null"': '"None"'}
 _LITERAL = re.compile(r'(?<![\\"])"(?:true|false|null)"(?!")')
-_EXPONENT = '[eE] basic_number_4 basic_number_digits{1, -1}'
-_FINITE = '[eE] basic_number_4 basic_number_digits{1, 2}'
+_EXPONENT = "[eE] basic_number_4 basic_number_digits{1, -1}"
+_FINITE = "[eE] basic_number_4 basic_number_digits{1, 2}"
 _ESCAPE_RULE = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
 _SUB_RULE = re.compile(r"^basic_string_sub ::= .*$", re.MULTILINE)
 _STRING_RULE = re.compile(r"^basic_string ::= .*$", re.MULTILINE)
@@ -90,7 +90,7 @@ def _rest_of_string(text: str, names: Mapping[str, str], letters: Sequence[str],
         if target != start:
             onward.setdefault(target, []).append(letter)
     special = [*closed, *(letter for group in onward.values() for letter in group)]
-    options = [r'"\""', rf'[^\0-\x1f\"\\\r\n{_class(special)}] {start}', rf'"\\" basic_escape {start}']
+    options = [r'"\""', rf"[^\0-\x1f\"\\\r\n{_class(special)}] {start}", rf'"\\" basic_escape {start}']
     options += [f"[{_class(group)}] {target}" for target, group in onward.items()]
     return " | ".join(f"({option})" for option in options)
 

@@ -142,7 +142,10 @@ class _Writer:
             template = self.rules.pair if name == "string" else self.rules.other or self.rules.pair
             said = self.rules.integer if name == "integer" else name
             found.setdefault((template, said if "{type}" in template else ""), []).append(self._value(kind, depth))
-        places = ((template, {"key": key, "value": either(values), "type": text(name)}) for (template, name), values in found.items())
+        places = (
+            (template, {"key": key, "value": either(values), "type": text(name)})
+            for (template, name), values in found.items()
+        )
         return either([fill(template, filled) for template, filled in places])
 
     def _kinds(self, schema: Any) -> list[Schema]:
@@ -235,7 +238,9 @@ class _Writer:
         free = {} if depth <= _FREE_DEPTH else {"type": "string"}
         item = either([self._value(part, depth) for part in self._kinds(kind.get("items", free))])
         least, most = kind.get("minItems", 0), kind.get("maxItems")
-        rest = repeat(sequence([text(self.rules.separator), item]), max(least - 1, 0), None if most is None else max(most - 1, 0))
+        rest = repeat(
+            sequence([text(self.rules.separator), item]), max(least - 1, 0), None if most is None else max(most - 1, 0)
+        )
         inner = EMPTY if most == 0 else sequence([item, rest])
         return sequence([text(self.rules.array[0]), inner if least else optional(inner), text(self.rules.array[1])])
 

@@ -34,7 +34,7 @@ FORCE_AFTER = 128
 
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _UNQUOTED = "(?<![`\"'])"
-_PATTERN_SIZE = 3000
+_PATTERN_SIZE = 1500
 _NOTHING = GrammarKey("grammar", r'root ::= "\x00"')
 """A grammar that takes no opener."""
 
@@ -118,7 +118,11 @@ def read_tools(tools: Iterable[Any], field: str = "tools") -> tuple[Tool, ...]:
             raise RequestError(f"{field}[{index}]", read.name, f"two tools have the name {read.name!r}")
         found[read.name] = read
     if len(found) > MAX_TOOLS:
-        raise RequestError(field, len(found), f"at most {MAX_TOOLS} tools are taken, the first one too many is {list(found)[MAX_TOOLS]!r}")
+        raise RequestError(
+            field,
+            len(found),
+            f"at most {MAX_TOOLS} tools are taken, the first one too many is {list(found)[MAX_TOOLS]!r}",
+        )
     return tuple(found.values())
 
 
@@ -264,7 +268,7 @@ def _forced(tools: Sequence[Tool], preset: Preset) -> list[str]:
     for template in preset.trigger.force:
         names = [_spelled(tool, preset) for tool in tools] if "{name}" in template else [""]
         found += [template.replace("{name}", name) for name in names]
-    return found[:MAX_TOOLS // 2]
+    return found[: MAX_TOOLS // 2]
 
 
 def _patterns(tools: Sequence[Tool], preset: Preset) -> list[Trigger]:
@@ -307,7 +311,9 @@ def _call(tool: Tool, preset: Preset, settings: CallSettings) -> Format:
     try:
         written = arguments(preset.arguments, schema, any_whitespace=settings.any_whitespace)
     except Unwritable as error:
-        raise RequestError("tools", tool.name, f"the parameters of tool {tool.name!r} can not be served: {error}") from error
+        raise RequestError(
+            "tools", tool.name, f"the parameters of tool {tool.name!r} can not be served: {error}"
+        ) from error
     if preset.call.empty and written == formats.EMPTY:
         return fill(preset.call.empty, places)
     options = [fill(form, {**places, "arguments": written}) for form in preset.call.forms]
@@ -318,11 +324,11 @@ def _call(tool: Tool, preset: Preset, settings: CallSettings) -> Format:
 
 def _spelled(tool: Tool, preset: Preset) -> str:
     if not regex.fullmatch(preset.call.name_pattern, tool.name, regex.DOTALL):
-        raise RequestError("tools", tool.name, f"the name of tool {tool.name!r} can not be written in the format {preset.family!r}")
+        raise RequestError(
+            "tools", tool.name, f"the name of tool {tool.name!r} can not be written in the format {preset.family!r}"
+        )
     if preset.call.name == "json":
         return json.dumps(tool.name, ensure_ascii=False)[1:-1]
     if preset.call.name == "xml":
         return escaped(tool.name)
     return tool.name
-
-

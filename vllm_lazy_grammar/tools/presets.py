@@ -278,7 +278,9 @@ def _check_arguments(table: _Table, rules: ArgumentRules) -> None:
     if rules.style == "nested":
         _check_places(table, "string", rules.string, {"value"}, {"value"})
         if not rules.until or not len(rules.array) == len(rules.object) == 2:  # noqa: PLR2004  (what opens and what closes)
-            raise table.fail("until", "nested values need what ends a string, and what opens and closes lists and objects")
+            raise table.fail(
+                "until", "nested values need what ends a string, and what opens and closes lists and objects"
+            )
 
 
 def _check_patterns(table: _Table, key: str, patterns: Strings) -> None:
@@ -358,7 +360,9 @@ def _catalogue(presets: Iterable[Preset], unserved: Mapping[str, str]) -> Catalo
         for name in preset.parsers:
             others = parsers.setdefault(name, [])
             if name in unserved or any(other.needs == preset.needs for other in others):
-                raise SettingsError(f"{preset.family}: parsers", name, "another preset serves this parser, or it is unserved")
+                raise SettingsError(
+                    f"{preset.family}: parsers", name, "another preset serves this parser, or it is unserved"
+                )
             others.append(preset)
     ranked = {name: tuple(sorted(found, key=lambda p: -len(p.needs))) for name, found in parsers.items()}
     return Catalogue(MappingProxyType(families), MappingProxyType(ranked), MappingProxyType(dict(unserved)))

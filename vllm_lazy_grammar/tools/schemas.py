@@ -120,14 +120,20 @@ def _refuse_counts(schema: Schema, found: Sequence[Keys]) -> None:
     least, most = schema.get("minProperties", 0), schema.get("maxProperties")
     for keys in found:
         if len(keys.required) < least or (most is not None and (keys.extra is not None or len(keys.properties) > most)):
-            raise Unwritable("it counts its properties, which a format that writes arguments one by one can not be held to")
+            raise Unwritable(
+                "it counts its properties, which a format that writes arguments one by one can not be held to"
+            )
 
 
 def _own_keys(schema: Schema) -> Keys:
     properties = schema.get("properties", {})
     extra = schema.get("additionalProperties", None if "properties" in schema or _combines(schema) else True)
     required = frozenset(schema.get("required", ()))
-    missing = {key: True if extra in (None, True, False) else extra for key in schema.get("required", ()) if key not in properties}
+    missing = {
+        key: True if extra in (None, True, False) else extra
+        for key in schema.get("required", ())
+        if key not in properties
+    }
     return Keys({**properties, **missing}, required, None if extra is False else extra)
 
 
@@ -159,7 +165,9 @@ def kinds(schema: Schema, root: Schema, depth: int = 0) -> list[Schema]:
     for word in ("anyOf", "oneOf"):
         if word in schema:
             base = {key: value for key, value in schema.items() if key != word}
-            return [kind for part in schema[word] for kind in kinds(_merged(base, resolve(part, root)), root, depth + 1)]
+            return [
+                kind for part in schema[word] for kind in kinds(_merged(base, resolve(part, root)), root, depth + 1)
+            ]
     if len(schema.get("allOf", ())) == 1:
         base = {key: value for key, value in schema.items() if key != "allOf"}
         return kinds(_merged(base, resolve(schema["allOf"][0], root)), root, depth + 1)
@@ -169,7 +177,9 @@ def kinds(schema: Schema, root: Schema, depth: int = 0) -> list[Schema]:
 
 def _merged(base: Schema, part: Schema) -> Schema:
     """Both at once. A keyword of both counts as the part has it where they agree, and else stays with an ``allOf``."""
-    clash = [key for key in part if key in base and base[key] != part[key] and key not in ("description", "title", "default")]
+    clash = [
+        key for key in part if key in base and base[key] != part[key] and key not in ("description", "title", "default")
+    ]
     if clash:
         raise Unwritable(f"{clash[0]!r} is said twice, differently")
     return {**base, **part}
