@@ -47,7 +47,7 @@ def value(rng, depth):
     if kind == 4:
         item, _ = scalar(rng)
         return {"type": "array", "items": item}, [example(rng, item) for _ in range(rng.randrange(3))]
-    if kind == 5:  # noqa: PLR2004
+    if kind == 5:
         return parameters(rng, depth - 1, odd=False)
     return scalar(rng)
 
@@ -102,13 +102,13 @@ def tool_and_arguments(rng, *, awkward):
         return {"type": "function", "function": {"name": name}}, {}
     if kind == 1:
         return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}, {}
-    schema, found = with_reference(rng) if kind == 2 else parameters(rng, odd=awkward)  # noqa: PLR2004
+    schema, found = with_reference(rng) if kind == 2 else parameters(rng, odd=awkward)
     return {"type": "function", "function": {"name": name, "parameters": schema}}, found
 
 
 def tools_and_calls(seed, *, awkward=True, tools=3, calls=2):
     """Tools of different names, and calls to some of them."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - the same in every run
     found = {}
     while len(found) < tools:
         tool, arguments = tool_and_arguments(rng, awkward=awkward)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from xml.sax.saxutils import escape  # noqa: S406  (writes, reads nothing)
+from xml.sax.saxutils import escape
 
 NAMESPACE = "]<]minimax[>["
 
@@ -116,7 +116,7 @@ def resolved(schema, root):
     return schema
 
 
-def call_text(preset, name, arguments, schema, index=0, form=0):
+def call_text(preset, name, arguments, schema, index=0):
     spelled = name
     if preset.call.name == "json":
         spelled = json.dumps(name, ensure_ascii=False)[1:-1]
@@ -125,16 +125,16 @@ def call_text(preset, name, arguments, schema, index=0, form=0):
     if not arguments and preset.call.empty:
         return put(preset.call.empty, name=spelled, index=str(index))
     return put(
-        preset.call.forms[form],
+        preset.call.forms[0],
         name=spelled,
         arguments=arguments_text(preset.arguments, arguments, schema),
         index=str(index),
     )
 
 
-def answer_text(preset, calls, schemas, before="", between="", behind="", form=0):
+def answer_text(preset, calls, schemas, before="", between="", behind=""):  # noqa: PLR0917 - an answer, from left to right
     """Prose and calls: one block where the family has blocks, else one block each."""
-    written = [call_text(preset, n, a, schemas[n], i, form) for i, (n, a) in enumerate(calls)]
+    written = [call_text(preset, n, a, schemas[n], i) for i, (n, a) in enumerate(calls)]
     opened, closed = preset.block.open[0], preset.block.close[0]
     if preset.block.separator:
         return before + opened + preset.block.separator[0].join(written) + closed + behind

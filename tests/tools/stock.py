@@ -1,4 +1,4 @@
-"""vLLM's own parser of a family, as a server uses it: whole, and token by token."""
+"""vLLM's own parser of a family, as a server uses it: whole, and token by token. What is imported inside functions takes seconds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-from tokenizers import AddedToken
-from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
 from tests.tools.presets_of import extra_tokens
 
+END = "</s>"
 SHARED = Path(os.environ.get("LAZY_GRAMMAR_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
 
@@ -37,7 +34,7 @@ def foreign():
 def registered():
     """The parsers that this vLLM has."""
     with foreign():
-        from vllm.tool_parsers import ToolParserManager  # noqa: PLC0415
+        from vllm.tool_parsers import ToolParserManager
 
         return frozenset(ToolParserManager.list_registered())
 
@@ -45,7 +42,8 @@ def registered():
 @functools.cache
 def small_tokenizer(family):
     """Bytes and a few merges: what a token splits is nobody's choice."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -56,14 +54,16 @@ def small_tokenizer(family):
         "hello there, let me see",
     ]
     trainer = trainers.BpeTrainer(
-        vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "</s>"]
+        vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", END]
     )
     tokenizer.train_from_iterator(corpus * 3, trainer)
-    return _with_specials(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"), family)
+    return _with_specials(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END), family)
 
 
 @functools.cache
 def loaded_tokenizer(folder, family):
+    from transformers import AutoTokenizer
+
     return _with_specials(AutoTokenizer.from_pretrained(folder), family)
 
 
@@ -72,6 +72,8 @@ def qwen3_tokenizer(family):
 
 
 def _with_specials(tokenizer, family):
+    from tokenizers import AddedToken
+
     known = tokenizer.get_vocab()
     new = [AddedToken(text, special=True, normalized=False) for text in extra_tokens(family) if text not in known]
     tokenizer.add_tokens(new, special_tokens=True)
@@ -86,7 +88,7 @@ def encode(tokenizer, text):
 @foreign()
 def parser_class(name):
     """The composed parser with required and named routed through the family's own parser, as the adapter does."""
-    from vllm.parser.parser_manager import ParserManager  # noqa: PLC0415
+    from vllm.parser.parser_manager import ParserManager
 
     found = ParserManager.get_parser(tool_parser_name=name, enable_auto_tools=True, is_harmony=name == "openai")
     own = type("Own", (found.tool_parser_cls,), {"supports_required_and_named": False})
@@ -95,7 +97,7 @@ def parser_class(name):
 
 @foreign()
 def request_of(tools, choice="auto"):
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: PLC0415
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     return ChatCompletionRequest(
         model="m", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice
@@ -108,13 +110,15 @@ def whole(name, tokenizer, tools, text):
     request = request_of(tools)
     parser = parser_class(name)(tokenizer, request.tools)
     request = parser.adjust_request(request)
-    _, content, calls = parser.parse(text, request, True, encode(tokenizer, text))  # noqa: FBT003
+    _, content, calls = parser.parse(text, request, True, encode(tokenizer, text))
     return content, [(call.name, read(call.arguments)) for call in calls or ()]
 
 
 @foreign()
 def streamed(name, tokenizer, tools, text):
     """Content and calls put together from the deltas, one token each."""
+    from tokenizers.decoders import DecodeStream
+
     request = request_of(tools)
     parser = parser_class(name)(tokenizer, request.tools)
     request = parser.adjust_request(request)

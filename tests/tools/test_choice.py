@@ -205,7 +205,7 @@ def test_a_schema_without_end_is_refused_where_a_format_writes_it_out_and_served
         "$defs": {"t": {"type": "object", "properties": {"t": {"$ref": "#/$defs/t"}}}},
     }
     assert takes(choice_for("hermes", [tool("f", schema)]), call("f", '{"t": {"t": {}}}'))
-    with pytest.raises(RequestError, match="'f'.*without end"):
+    with pytest.raises(RequestError, match=r"'f'.*without end"):
         choice_for("gemma4", [tool("f", schema)])
 
 

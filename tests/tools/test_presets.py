@@ -12,10 +12,62 @@ from tests.tools.test_recorded import DOCUMENT
 from vllm_lazy_grammar.errors import SettingsError
 from vllm_lazy_grammar.tools.presets import catalogue, configs_folder, read_preset
 
-NAMES_0_32 = """apertus cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots ernie45 functiongemma gemma4
-gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hf hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3
-llama3_json llama4_json llama4_pythonic longcat mimo minicpm5 minimax_m2 minimax_m3 mistral muse_glimmer olmo3 openai phi4_mini_json plamo3 poolside_v1
-pythonic qwen3_coder qwen3_json qwen3_xml seed_oss step3 step3p5 xlam""".split()
+NAMES_0_32 = [
+    "apertus",
+    "cohere_command3",
+    "cohere_command4",
+    "deepseek_v3",
+    "deepseek_v31",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v41",
+    "dots",
+    "ernie45",
+    "functiongemma",
+    "gemma4",
+    "gigachat3",
+    "glm45",
+    "glm47",
+    "granite",
+    "granite-20b-fc",
+    "granite4",
+    "hermes",
+    "hf",
+    "hunyuan_a13b",
+    "hy_v3",
+    "hy_v4",
+    "inkling",
+    "internlm",
+    "jamba",
+    "k2_horizon",
+    "kimi_k2",
+    "kimi_k3",
+    "lfm2",
+    "ling3",
+    "llama3_json",
+    "llama4_json",
+    "llama4_pythonic",
+    "longcat",
+    "mimo",
+    "minicpm5",
+    "minimax_m2",
+    "minimax_m3",
+    "mistral",
+    "muse_glimmer",
+    "olmo3",
+    "openai",
+    "phi4_mini_json",
+    "plamo3",
+    "poolside_v1",
+    "pythonic",
+    "qwen3_coder",
+    "qwen3_json",
+    "qwen3_xml",
+    "seed_oss",
+    "step3",
+    "step3p5",
+    "xlam",
+]
 NAMES_0_33 = [*NAMES_0_32, "beam", "muse", "musespark1x", "step5"]
 """What `ToolParserManager.list_registered()` prints."""
 
@@ -114,12 +166,12 @@ def test_a_users_file_takes_over_the_parsers_that_it_names(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(SettingsError, match="nowhere.toml"):
+    with pytest.raises(SettingsError, match=r"nowhere\.toml"):
         catalogue().with_file(tmp_path / "nowhere.toml")
 
 
 def test_a_parser_without_a_preset_is_refused_with_the_reason_and_the_list_of_others():
-    with pytest.raises(SettingsError, match="response template.*hermes"):
+    with pytest.raises(SettingsError, match=r"response template.*hermes"):
         catalogue().for_parser("hf", lambda _: False)
     with pytest.raises(SettingsError, match="no preset serves this parser"):
         catalogue().for_parser("nobody", lambda _: False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -39,6 +40,12 @@ def obeys(fixture):
 
 def followed(fixture, settings):
     """The walk of an output, with the end marker that recordings leave out where it is a stop token."""
+    return _followed(fixture["id"], settings)
+
+
+@functools.cache
+def _followed(name, settings):
+    fixture = next(f for f in recorded.fixtures() if f["id"] == name)
     family, text = recorded.family_of(fixture), recorded.answer_of(fixture)
     tools, vocabulary = servable(family, fixture["tools"]), vocabulary_of(family)
     choice = choice_for(family, tools, settings=settings)

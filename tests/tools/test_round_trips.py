@@ -16,11 +16,16 @@ from vllm_lazy_grammar.tools.presets import catalogue
 FAMILIES = sorted(name for name, preset in catalogue().families.items() if preset.parsers)
 SERVED = [(name, parser) for name in FAMILIES for parser in catalogue().families[name].parsers]
 SEEDS = range(16)
+FEW = range(6)
 UNPARSED = {
     "cohere_command3": "the stock parser needs the package cohere_melody",
     "cohere_command4": "the stock parser needs the package cohere_melody",
     "harmony": "the stock parser needs the vocabulary of gpt-oss, which its package downloads",
 }
+
+
+def rng(seed):
+    return random.Random(seed)  # noqa: S311 - the same in every run
 
 
 def parsed_here(family, parser):
@@ -34,7 +39,7 @@ def parsed_here(family, parser):
 def test_the_grammar_takes_every_call_that_is_written_as_the_family_writes(family):
     vocabulary = vocabulary_of(family)
     seen = 0
-    for seed in SEEDS:
+    for seed in FEW:
         if (found := drawn(family, seed)) is None:
             continue
         tools, case = found
@@ -42,22 +47,22 @@ def test_the_grammar_takes_every_call_that_is_written_as_the_family_writes(famil
         assert walk.refused is None, case.text
         assert walk.starts[0] == len(case.before.encode()), case.text
         seen += 1
-    assert seen > len(SEEDS) // 2
+    assert seen > len(FEW) // 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_walks_through_the_grammar_end_in_calls_it_takes(family):
     ended = 0
-    for seed in SEEDS:
+    for seed in FEW:
         if (found := drawn(family, seed)) is None:
             continue
         choice = choice_for(family, found[0])
-        text = walking.random_call(choice, random.Random(seed), closers(preset_of(family)))
+        text = walking.random_call(choice, rng(seed), closers(preset_of(family)))
         if text is None:
             continue
         ended += 1
         assert not random_matcher_refuses(choice, text)
-    assert ended > len(SEEDS) // 3
+    assert ended > len(FEW) // 3
 
 
 def random_matcher_refuses(choice, text):
@@ -108,7 +113,7 @@ def test_random_calls_of_the_grammar_come_back_with_arguments_that_obey_the_sche
         if (found := drawn(family, seed)) is None:
             continue
         tools = found[0]
-        text = walking.random_call(choice_for(family, tools), random.Random(seed), closers(preset))
+        text = walking.random_call(choice_for(family, tools), rng(seed), closers(preset))
         if text is not None:
             check_walked(family, parser, tokenizer, tools, text.decode())
 

@@ -6,7 +6,6 @@ Stands in for the session with the parts that matter here: the gate, a matcher p
 from __future__ import annotations
 
 import functools
-import json
 import random
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import xgrammar
 from vllm_lazy_grammar.core.gate import Fired, Gate
 from vllm_lazy_grammar.core.triggers import Triggers
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
-from vllm_lazy_grammar.engines.spelling import expand
+from vllm_lazy_grammar.engines.spelling import spelled
 
 BYTES = [bytes([b]) for b in range(256)]
 
@@ -34,7 +33,7 @@ def convert(schema, separators):
 def compiled(key):
     if key.kind == "grammar":
         return _compiler().compile_grammar(key.source)
-    return _compiler().compile_structural_tag(json.dumps(expand(json.loads(key.source), convert)))
+    return _compiler().compile_structural_tag(spelled(key.source, convert))
 
 
 def matcher(key):

@@ -17,9 +17,11 @@ Convert = Callable[[str, tuple[str, str]], str]
 """A schema as JSON text, and the separators of items and of keys -> xgrammar's EBNF text, without other whitespace."""
 
 _KEY = "spelling"
+_NUL = "\\u0000"
 _LOOKAHEAD = re.compile(r" \(=\(\[ \\n\\r\\t\]\* \[,\}\\\]:\]\)\)$", re.MULTILINE)
-_SHORT_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\x([0-9a-f]{2})")
-"""What xgrammar prints for U+0080 to U+00FF, and reads with as many digits as follow."""
+_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+"""How xgrammar prints a character. It reads as many digits as follow, also those that the next characters are."""
+_FIRST_WRITTEN = 0x7F
 _PYTHON_LITERALS = {'"true"': '"True"', '"false"': '"False"', '"null"': '"None"'}
 _LITERAL = re.compile(r'(?<![\\"])"(?:true|false|null)"(?!")')
 _EXPONENT = "[eE] basic_number_4 basic_number_digits{1, -1}"
@@ -40,6 +42,16 @@ _PYTHON_STRING = (
 )
 
 
+def spelled(source: str, convert: Convert) -> str:
+    """A structural tag's text in which no node has a ``spelling``: expanded where there is one, else as it was.
+
+    Raises whatever `convert` raises.
+    """
+    if f'"{_KEY}"' not in source:
+        return source
+    return json.dumps(expand(json.loads(source), convert), ensure_ascii=False)
+
+
 def expand(tag: Any, convert: Convert) -> Any:
     """A copy of a structural tag (or of a part of one) in which no node has a ``spelling``.
 
@@ -53,6 +65,8 @@ def expand(tag: Any, convert: Convert) -> Any:
         return {key: expand(value, convert) for key, value in tag.items()}
     if _KEY not in tag:
         return tag
+    if _NUL in json.dumps(tag["json_schema"]):  # rules as text end there
+        return {key: value for key, value in tag.items() if key != _KEY}
     return {"type": "grammar", "grammar": spelled_grammar(tag["json_schema"], tag[_KEY], convert)}
 
 
@@ -60,13 +74,20 @@ def spelled_grammar(schema: object, spelling: Mapping[str, Any], convert: Conver
     """The EBNF text of a schema's values, spelled so; ``excludes`` are texts that do not occur in free strings."""
     grammar = convert(json.dumps(schema, ensure_ascii=False), (spelling["item"], spelling["key"]))
     # What stands behind a value is known only to the tag around it.
-    grammar = _SHORT_ESCAPE.sub(r"\1\\u00\2", _LOOKAHEAD.sub("", grammar))
+    grammar = _ESCAPED.sub(_written, _LOOKAHEAD.sub("", grammar))
     # Readers turn 1e999 into an infinity, which is no JSON any more.
     grammar = grammar.replace(_EXPONENT, _FINITE)
     if spelling.get("excludes"):
         rules = "\n".join(_excluding(spelling["excludes"]))
         grammar = _SUB_RULE.sub(lambda _: rules, grammar)
     return _python(grammar) if spelling.get("literals") == "python" else grammar
+
+
+def _written(found: re.Match[str]) -> str:
+    """The character itself, beyond ASCII's printable ones."""
+    backslashes, *codes = found.groups()
+    code = int(next(filter(None, codes)), 16)
+    return backslashes + chr(code) if code >= _FIRST_WRITTEN else found.group()
 
 
 def _excluding(markers: Sequence[str]) -> list[str]:

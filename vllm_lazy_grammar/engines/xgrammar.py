@@ -21,6 +21,7 @@ import xgrammar as xgr
 
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS, Vocabulary
 from vllm_lazy_grammar.engines import limits, sources
+from vllm_lazy_grammar.engines.spelling import spelled
 from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, XgrammarMatcher
 from vllm_lazy_grammar.errors import GrammarError, LazyGrammarError, SettingsError
 
@@ -89,12 +90,17 @@ def _call(key: GrammarKey) -> _Call:
     if key.kind == "regex":
         return _Call("from_regex", "compile_regex", key.source)
     if key.kind == "structural_tag":
-        return _Call("from_structural_tag", "compile_structural_tag", sources.structural_tag(key))
+        return _Call("from_structural_tag", "compile_structural_tag", spelled(sources.structural_tag(key), _rules))
     if key.kind == "choice":
         return _Call("from_ebnf", "compile_grammar", sources.choice_rules(key))
     if sources.is_lark(key.source):
         return _Call("from_lark", "compile_lark", key.source)
     return _Call("from_ebnf", "compile_grammar", key.source)
+
+
+def _rules(schema: str, separators: tuple[str, str]) -> str:
+    """The rules of a schema's values with these separators and no other whitespace, as text."""
+    return str(xgr.Grammar.from_json_schema(schema, any_whitespace=False, separators=separators))
 
 
 def _tight(schema: str) -> _Call:

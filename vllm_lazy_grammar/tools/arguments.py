@@ -171,22 +171,27 @@ class _Writer:
         """A bare text."""
         if "enum" in kind:
             return self._constant(kind["enum"][0])
-        end = regex.escape(self.rules.until[0][0]) if self.rules.until else "<"
         if "pattern" in kind:
             return matching(kind["pattern"].removeprefix("^").removesuffix("$"))
         if kind.get("format") in _FORMATS:
             return matching(_FORMATS[kind["format"]])
         least, most = kind.get("minLength", 0), kind.get("maxLength")
-        if least or most is not None:
-            return self._counted(end, least, most)
+        return self._counted(least, most) if least or most is not None else self._any_string()
+
+    def _any_string(self) -> Format:
+        end = self._end_letter()
         if self.rules.strings == "plain":
             return matching(f"({_PLAIN}[^{end}]*)?")
         if self.rules.trimmed:
             return matching(rf"([^\s{end}]([^{end}]*[^\s{end}])?)?")
         return free_text(self.rules.until)
 
-    def _counted(self, end: str, least: int, most: int | None) -> Format:
+    def _end_letter(self) -> str:
+        return regex.escape(self.rules.until[0][0]) if self.rules.until else "<"
+
+    def _counted(self, least: int, most: int | None) -> Format:
         """A text whose characters are counted, without the character that the end begins with."""
+        end = self._end_letter()
         bound = "" if most is None else most
         if self.rules.strings != "plain" and not self.rules.trimmed:
             return matching(rf"[^{end}]{{{least},{bound}}}")

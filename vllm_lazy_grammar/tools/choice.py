@@ -20,10 +20,10 @@ from vllm_lazy_grammar.core.triggers import Trigger, TriggerSpec
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.tools import formats
 from vllm_lazy_grammar.tools.arguments import arguments, escaped, fill
-from vllm_lazy_grammar.tools.formats import Format
 from vllm_lazy_grammar.tools.schemas import Unwritable
 
 if TYPE_CHECKING:
+    from vllm_lazy_grammar.tools.formats import Format
     from vllm_lazy_grammar.tools.presets import Preset
 
 Mode = Literal["auto", "required", "named", "none"]
@@ -154,7 +154,7 @@ def read_choice(value: object, tools: Sequence[Tool], field: str = "tool_choice"
         RequestError: it is none of these, or names a tool that the request does not have.
     """
     if value is None or value in ("auto", "required", "none"):
-        wanted = Wanted("auto" if value is None else value)  # type: ignore[arg-type]  # one of the three words
+        wanted = Wanted("auto" if value is None else value)
     elif not isinstance(value, Mapping):
         raise RequestError(field, value, "must be auto, required, none, a function or allowed_tools")
     elif value.get("type") == "allowed_tools":

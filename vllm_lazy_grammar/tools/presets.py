@@ -172,15 +172,18 @@ class _Table:
     values: Mapping[str, Any]
 
     def fail(self, key: str, reason: str) -> SettingsError:
+        """The error that names this key and its value."""
         return SettingsError(f"{self.where}.{key}".replace(": .", ": "), self.values.get(key), reason)
 
     def table(self, key: str) -> _Table:
+        """The table under a key; empty where there is none."""
         value = self.values.get(key, {})
         if not isinstance(value, dict):
             raise self.fail(key, "must be a table")
         return _Table(f"{self.where}.{key}".replace(": .", ": "), value)
 
     def strings(self, key: str) -> Strings:
+        """The texts under a key, one or several."""
         value = self.values.get(key, ())
         value = [value] if isinstance(value, str) else value
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
@@ -188,6 +191,7 @@ class _Table:
         return tuple(value)
 
     def only(self, known: Iterable[str]) -> None:
+        """Refuse every key that is not known."""
         known = list(known)
         for key in self.values:
             if key not in known:
