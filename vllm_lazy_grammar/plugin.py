@@ -125,6 +125,13 @@ def _methods(manager: Target) -> list[Check]:
         Parameters(method("__init__"), ("self", "vllm_config")),
         Parameters(method("grammar_init"), ("self", "request")),
         Parameters(method("_fill_bitmasks"), ("self", "batch")),
+        Parameters(method("_get_constraint_bounds"), ("self", "request", "spec_tokens", "spec_tokens_committed")),
+        Parameters(method("accept_tokens"), ("self", "request", "new_token_ids")),
+        Parameters(
+            method("grammar_bitmask"),
+            ("self", "requests", "structured_output_request_ids", "scheduled_spec_decode_tokens"),
+        ),
+        LooksUp(method("accept_tokens"), "_get_constraint_bounds"),
         Parameters(method("validate_tokens"), ("self", "request", "spec_tokens")),
         LooksUp(method("grammar_bitmask"), "_fill_bitmasks"),
         LooksUp(method("_fill_bitmasks"), "fill_bitmask"),

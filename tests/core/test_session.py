@@ -386,6 +386,16 @@ def test_with_ignore_eos_nothing_is_masked_behind_an_accepted_stop_id(shop):
     assert row(session)[0] is False
 
 
+def test_a_row_never_depends_on_how_much_was_generated_before(shop):
+    long, short = (shop.session("ab1", "word:a", mandatory=1) for _ in range(2))
+    for _ in range(64 * 1024):
+        assert long.accept(*ids("{"))
+    feed(short, "{")
+    assert len(long.buffer) == 64 * 1024
+    assert row(long) == row(short)
+    assert "abc" not in allowed_texts(long)
+
+
 # -- the shortest way out ----------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,15 @@ def optional(count):
     return json.dumps({"properties": {f"p{i}": {} for i in range(count)}})
 
 
+def counted(product):
+    properties = {f"p{i}": {} for i in range(100)}
+    return json.dumps(
+        {"properties": properties, "maxProperties": 1_000}
+        if product == 10_000
+        else {"properties": properties | {"x": {}}, "minProperties": 1}
+    )
+
+
 def pattern(source):
     return json.dumps({"type": "string", "pattern": source})
 
@@ -45,7 +54,13 @@ EDGES = {
     "repetitions multiplied": ("regex", lambda n: f"(a{{{n // 100}}}){{1,100}}", limits.REPETITIONS),
     "quantifiers": ("regex", lambda n: "a?" * n, limits.QUANTIFIERS),
     "groups of a schema's pattern": ("json", lambda n: pattern(groups(n)), limits.GROUP_DEPTH),
+    "objects of a schema in a Lark grammar": (
+        "grammar",
+        lambda n: f"start: %json {nested_arrays(n)}",
+        limits.JSON_DEPTH,
+    ),
     "optional properties": ("json", optional, limits.PROPERTIES),
+    "optional properties that are counted": ("json", counted, limits.COUNTED_PROPERTIES),
     "rules": ("grammar", lambda n: "".join(f"r{i} ::= r{i + 1}\n" for i in range(n)), limits.RULES),
     "length of a regular expression": ("regex", lambda n: "a" * n, limits.EXPRESSION_BYTES),
     "length of a source": ("choice", lambda n: json.dumps(["a" * (n - 4)]), limits.SOURCE_BYTES),

@@ -7,7 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -116,3 +119,24 @@ def is_person(text: str) -> bool:
         and isinstance(person["age"], int)
         and 0 <= person["age"] <= 99
     )
+
+
+def metric(server: Server, name: str) -> float:
+    """A counter or gauge of vLLM's, summed over all engines."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    values = re.findall(rf"^vllm:{name}(?:_total)?{{[^}}]*}} (\S+)$", text, re.MULTILINE)
+    if not values:
+        raise LookupError(f"/metrics has nothing named vllm:{name}")
+    return sum(map(float, values))
+
+
+def wait_until_idle(server: Server, seconds: float = 120) -> None:
+    """Return once no request runs or waits. TimeoutError where that takes longer."""
+    deadline = time.monotonic() + seconds
+    while metric(server, "num_requests_running") + metric(server, "num_requests_waiting"):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"requests still run or wait after {seconds} s")
+        time.sleep(0.2)

@@ -109,6 +109,47 @@ MISTRAL = Flags(
     model="mistral",
     args=(*LAZY.args, "--tokenizer-mode", "mistral", "--config-format", "mistral"),
 )
+_PLUGINS = ("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests/serving/plugins'}")
+"""Folders with vLLM plugins of the tests' own; VLLM_PLUGINS says which of them a server loads."""
+
+WITNESS = Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / f"witness-{os.getpid()}"
+"""Where processes with the witness plugin write down which seams were called."""
+
+_WITNESSED = (
+    _PLUGINS,
+    ("VLLM_PLUGINS", "lazy_grammar,lazy_grammar_test_witness"),
+    ("LAZY_GRAMMAR_WITNESS", str(WITNESS)),
+)
+TIGHT = Flags(
+    args=(
+        *("--config", str(CHECKOUT / "configs/engine.yaml"), *_WISHING),
+        *(
+            "--block-size",
+            "32",
+            "--num-gpu-blocks-override",
+            "13",
+            "--max-num-batched-tokens",
+            "64",
+            "--max-num-seqs",
+            "16",
+        ),
+    ),
+    dtype="float32",
+    env=_WITNESSED,
+    max_model_len=384,
+)
+"""A KV cache for 12 blocks of 32 tokens, prompts cut into chunks of 64; configured by the example file; its seams are watched."""
+
+ASYNC = Flags(
+    args=(*LAZY.args, "--async-scheduling", *_WISHING),
+    dtype="float32",
+    env=(_PLUGINS, ("VLLM_PLUGINS", "lazy_grammar,lazy_grammar_test_async")),
+)
+API_SERVERS_2 = Flags(args=(*LAZY.args, "--api-server-count", "2", *_WISHING))
+DATA_PARALLEL_2 = Flags(args=(*LAZY.args, "--data-parallel-size", "2", *_WISHING))
+TENSOR_PARALLEL_2 = Flags(
+    args=(*LAZY.args, "--tensor-parallel-size", "2", *_WISHING), env=(("VLLM_CPU_OMP_THREADS_BIND", "0|1"),)
+)
 XGRAMMAR_FLOAT32 = Flags(args=("--structured-outputs-config.backend", "xgrammar"), dtype="float32")
 DUMMY_LAZY = Flags(model="dummy", max_model_len=8192)
 

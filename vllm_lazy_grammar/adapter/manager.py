@@ -18,7 +18,7 @@ from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
     from vllm.v1.request import Request
@@ -54,6 +54,8 @@ class ServesLazy(_Base):
             structured.grammar = failed
 
     def _lazy_grammar(self, request: Request) -> Any:
+        # The front end says that reasoning is over where a client does not want to see it; the prompt knows better.
+        request.structured_output_request.reasoning_ended = None
         backend = self._lazy_backend()
         asked = read(request, compact=backend.compact)
         return backend.eager(asked) if asked.spec is None else backend.lazy(asked)
@@ -102,6 +104,17 @@ class ServesLazy(_Base):
             _finish(structured)
         return accepted
 
+    def _get_constraint_bounds(
+        self, request: Request, spec_tokens: Sequence[int], *committed: Any, **named: Any
+    ) -> Any:
+        """Where tokens begin to count: the gate also sees the token that ends the reasoning, which a trigger may name."""
+        bounds = super()._get_constraint_bounds(request, spec_tokens, *committed, **named)
+        start = bounds.grammar_start
+        ends_here = 0 < start == bounds.constraint_start <= len(spec_tokens)
+        if ends_here and _has_gate(request.structured_output_request):
+            return bounds._replace(grammar_start=start - 1)
+        return bounds
+
     def _fill_bitmasks(self, batch: Iterable[Any]) -> None:
         rows = list(batch)
         super()._fill_bitmasks(rows)
@@ -127,3 +140,8 @@ def _finish(structured: Any) -> None:
     """The request has had its last token: vLLM may hold it until the next one arrives, so its end is told now."""
     if isinstance(structured.grammar, LazyGrammar):
         structured.grammar.finish()
+
+
+def _has_gate(structured: Any) -> bool:
+    grammar = structured.grammar
+    return isinstance(grammar, LazyGrammar) and not grammar.session.trace.eager

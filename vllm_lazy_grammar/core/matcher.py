@@ -55,7 +55,8 @@ class Matcher(Protocol):
     def fill(self, row: Row) -> bool:
         """Write the mask of the next token into `row`: every bit is written, bits of ids without bytes, of special tokens and of padding are zero.
 
-        Stop ids are not treated apart (special ones are therefore zero). Returns whether anything is masked.
+        Stop ids are not treated apart (special ones are therefore zero). A special token that the grammar names by its id, not by its text, has
+        its bit where it may stand, and `accept` takes it. Returns whether anything is masked.
         """
 
     def rollback(self, steps: int) -> None:

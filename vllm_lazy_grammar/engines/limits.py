@@ -48,10 +48,14 @@ QUANTIFIERS = 128
 PROPERTIES = 1_000
 """Optional properties of one object: each may follow each. The largest of 404 schemas has 131."""
 
+COUNTED_PROPERTIES = 10_000
+"""Optional properties of one object times how many of them may stand, where `minProperties` or `maxProperties` counts them: each count is spelled out."""
+
 RULES = 5_000
 """Rules of a grammar: a chain of them is a chain of states, and every copy of a matcher walks it."""
 
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_SCHEMA = "%json"
 _RULE = re.compile(r"^[ \t]*[?!]?[\w.-]+[ \t]*(?:::=|:)", re.MULTILINE)
 _QUANTIFIER = r"(?P<quantifier>[*+?]|\{(?P<low>\d*) *,? *(?P<high>\d*)\}|~ *(?P<least>\d+)(?: *\.\. *(?P<most>\d+))?)"
 _GROUP = r"(?P<open>\((?:\?(?:[:=!>]|<[=!]|P?<\w+>))?)|(?P<close>\))"
@@ -156,6 +160,13 @@ def _optional(schema: dict[str, object]) -> int:
     return len(properties) - (len(required) if isinstance(required, list) else 0)
 
 
+def _counted(schema: dict[str, object], optional: int) -> int:
+    counts = [schema.get(name) for name in ("minProperties", "maxProperties")]
+    if not any(isinstance(count, int) for count in counts):
+        return 0
+    return optional * min(optional, counts[1] if isinstance(counts[1], int) else optional)
+
+
 def _refuse(key: GrammarKey, reason: str) -> NoReturn:
     raise GrammarError(field_of(key), key.source, reason)
 
@@ -180,6 +191,8 @@ def _check_rules(key: GrammarKey, text: str) -> None:
     if rules > RULES:
         _refuse(key, f"a grammar may have {RULES} rules, this one has {rules}")
     _check_shape(key, text, rules=True)
+    if _SCHEMA in text and _json_depth(text) > JSON_DEPTH:
+        _refuse(key, f"a schema inside a grammar may nest {JSON_DEPTH} levels, this one nests {_json_depth(text)}")
 
 
 def _check_json(key: GrammarKey) -> None:
@@ -199,6 +212,9 @@ def _check_object(key: GrammarKey, schema: dict[str, object]) -> None:
     optional, grammar = _optional(schema), schema.get("grammar")
     if optional > PROPERTIES:
         _refuse(key, f"an object may have {PROPERTIES} optional properties, this one has {optional}")
+    if _counted(schema, optional) > COUNTED_PROPERTIES:
+        reason = "with `minProperties` or `maxProperties`, optional properties times their largest number may be"
+        _refuse(key, f"{reason} {COUNTED_PROPERTIES}, here {_counted(schema, optional)}")
     for expression in _expressions(schema):
         _check_shape(key, expression, rules=False)
     if isinstance(grammar, str):

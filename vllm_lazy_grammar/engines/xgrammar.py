@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 import xgrammar as xgr
 
+from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS, Vocabulary
 from vllm_lazy_grammar.engines import limits, sources
 from vllm_lazy_grammar.engines.spelling import spelled
-from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, XgrammarMatcher
+from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, SingleBytes, XgrammarMatcher
 from vllm_lazy_grammar.errors import GrammarError, LazyGrammarError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from vllm_lazy_grammar.core.matcher import GrammarKey, Row
+    from vllm_lazy_grammar.core.matcher import Row
 
 _NEVER_TEXT = b"\xff"
 """Begins the piece of a special token that a grammar may name by id: no character begins with it."""
@@ -38,11 +39,10 @@ _SPACED_COMMA = re.compile(r'^(basic_(?:array_items|object_properties)\w* ::= \(
 _SPELLED_NUL = r"\u0000"
 _REASON_LENGTH = 300
 _PROBED = 32
-_SLOW_BYTE_NS = 20_000
-"""One byte's step against single bytes, after at most `_PROBED` of them: 3 us at most on 404 schemas, 63 us for ``(a{1,129}){1,129}``,
-whose row over 150,000 tokens takes a third of a second.
+_SLOW_FACTOR = 25
+"""How many times what a byte of ``a*`` costs another's may, after at most `_PROBED` of them: 4 times on 404 schemas, 70 for
+``(a{1,129}){1,129}``, whose row over 150,000 tokens takes a third of a second.
 """
-
 _TRIED_BYTES = 1 << 14
 _BYTES_PER_MS = 500
 """Characters of source that compile for single bytes in a millisecond: 404 schemas take 7 ms in the median, 21 ms at most up to 10 kB."""
@@ -114,28 +114,6 @@ def _tight(schema: str) -> _Call:
     if _SPELLED_NUL in schema or not _SPACED_COMMA.search(rules):
         return call
     return _Call("from_ebnf", "compile_grammar", _SPACED_COMMA.sub(r"\1,", rules))
-
-
-class SingleBytes:
-    """Where in a row the bits of the one-byte tokens stand.
-
-    Args:
-        ids: byte -> an id whose piece is this byte alone.
-
-    Attributes:
-        values: the bytes that have such an id, ascending, as uint8.
-        words: the word of each one's bit.
-        shifts: the bit in that word.
-        others: the bytes that have none.
-    """
-
-    def __init__(self, ids: dict[int, int]) -> None:
-        known = sorted(ids)
-        tokens = np.array([ids[byte] for byte in known], dtype=np.int32)
-        self.values = np.array(known, dtype=np.uint8)
-        self.words = tokens // WORD_BITS
-        self.shifts = tokens % WORD_BITS
-        self.others = bytes(byte for byte in range(256) if byte not in ids)
 
 
 class Ids:
@@ -332,14 +310,19 @@ def _accept_ns(matcher: XgrammarMatcher, data: bytes) -> int:
 
 def _probe_bytes(grammar: XgrammarGrammar) -> None:
     """The same for a grammar compiled for single bytes, where a step that takes long stands for a thousand of a real vocabulary."""
+    plain = _byte_engine().compile(_PLAIN).matcher()
+    allowed = _SLOW_FACTOR * min(_accept_ns(plain, b"a") for _ in range(20))
     for leaning in (min, max):
         for matcher, following in _walk(grammar, leaning):
             spent = min(_accept_ns(matcher, following) for _ in range(3))
-            if spent > _SLOW_BYTE_NS:
-                reason = f"is too ambiguous: one byte takes {spent // 1000} us to read, {_SLOW_BYTE_NS // 1000} us are allowed"
+            if spent > allowed:
+                reason = (
+                    f"is too ambiguous: one byte takes {spent} ns to read, on this machine {allowed} ns are allowed"
+                )
                 raise GrammarError(limits.field_of(grammar.key), grammar.key.source, reason)
 
 
+_PLAIN = GrammarKey("regex", "a*")
 _BYTES = Vocabulary([bytes((byte,)) for byte in range(256)], 257)
 """Each byte, and one id that is never text: compiling for it takes a small part of a real vocabulary's time."""
 

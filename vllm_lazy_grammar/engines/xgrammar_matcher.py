@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 
 if TYPE_CHECKING:
@@ -30,6 +32,28 @@ _CERTAIN_LIMIT = 256
 
 def _has(row: Row, token: int) -> bool:
     return bool(row[token // WORD_BITS] >> (token % WORD_BITS) & 1)
+
+
+class SingleBytes:
+    """Where in a row the bits of the one-byte tokens stand.
+
+    Args:
+        ids: byte -> an id whose piece is this byte alone.
+
+    Attributes:
+        values: the bytes that have such an id, ascending, as uint8.
+        words: the word of each one's bit.
+        shifts: the bit in that word.
+        others: the bytes that have none.
+    """
+
+    def __init__(self, ids: dict[int, int]) -> None:
+        known = sorted(ids)
+        tokens = np.array([ids[byte] for byte in known], dtype=np.int32)
+        self.values = np.array(known, dtype=np.uint8)
+        self.words = tokens // WORD_BITS
+        self.shifts = tokens % WORD_BITS
+        self.others = bytes(byte for byte in range(256) if byte not in ids)
 
 
 class XgrammarMatcher:
