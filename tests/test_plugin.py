@@ -1,5 +1,5 @@
 """The real seams, in this process: what is bound, what it does to vLLM's configuration and command line, and that it goes away again."""
-# ruff: noqa: PLC0415 -- the fast suite collects this file, too, and must not import vLLM
+
 
 from __future__ import annotations
 

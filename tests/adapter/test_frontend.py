@@ -1,6 +1,5 @@
 """The judgement of requests, with vLLM's own SamplingParams and its own check; the engine here answers as the test says."""
 
-
 from __future__ import annotations
 
 import asyncio

@@ -200,8 +200,12 @@ def test_a_grammar_that_can_not_be_compiled_fails_that_request_and_the_engine_se
     assert engine.accept(good, "a")
 
 
-def test_a_fork_of_threads_is_not_needed_before_the_first_request():
+def test_what_requests_share_is_built_before_the_first_of_them_and_its_worker_starts_with_it():
     before = threading.active_count()
     made = Engine()
-    assert made.manager.backend is None
-    assert threading.active_count() <= before + 1
+    assert made.manager.backend is not None
+    assert threading.active_count() == before
+
+
+def test_an_engine_with_another_backend_builds_nothing_of_ours():
+    assert Engine("xgrammar").manager.backend is None

@@ -1,6 +1,5 @@
 """What is refused instead of being ignored, on vLLM's own request classes."""
 
-
 from __future__ import annotations
 
 from types import SimpleNamespace

@@ -4,7 +4,8 @@ Invariants:
 - Requests of other backends go through vLLM's own code, untouched.
 - A lazy request is never waited for: its grammar is assigned at once. An eager one stays a future of our worker, outside the batch.
 - Nothing that a request holds can raise out of here: an error becomes a failed future, which ends that request alone.
-- Nothing is built before the first request: pooling, diffusion and tokenizer-less engines make this object too.
+- The vocabulary and what is compiled for it are built before the first request, and only where `lazy` is the engine's backend and the
+  engine writes tokens: pooling, diffusion and tokenizer-less engines make this object too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import torch
+    from vllm.config import VllmConfig
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.structured_output import StructuredOutputManager as _Base
@@ -38,6 +40,13 @@ class ServesLazy(_Base):
     """Our backend is in use, and no reasoning parser decides when a grammar begins."""
     _is_plain = False
     """Besides, there are no drafts: a step has one row per request, and it is its session's."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config)
+        model = vllm_config.model_config
+        writes = model.runner_type == "generate" and not model.skip_tokenizer_init and not model.is_diffusion
+        if writes and vllm_config.structured_outputs_config.backend == BACKEND:
+            self._lazy_backend()
 
     def grammar_init(self, request: Request) -> None:
         """Give the request its grammar, or the future of one."""

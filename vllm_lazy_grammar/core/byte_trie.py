@@ -119,7 +119,7 @@ class ByteTrie:
 
 
 def _build(pieces: Sequence[bytes], ids: Iterable[int]) -> _Nodes:
-    ordered = sorted(ids, key=lambda token: (pieces[token], token))
+    ordered = sorted(sorted(ids), key=pieces.__getitem__)  # equal pieces stay in the order of their ids
     lengths = np.fromiter((len(pieces[token]) for token in ordered), np.int64, len(ordered))
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
     text = np.frombuffer(b"".join([pieces[token] for token in ordered]), np.uint8).copy()
