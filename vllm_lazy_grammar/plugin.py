@@ -85,7 +85,7 @@ def facts() -> list[str]:
 @functools.cache
 def table() -> Table:
     """The one table of this process."""
-    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_servers())
+    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_servers(), *_tools())
     return Table(seams, version=_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
 
@@ -324,6 +324,45 @@ def _servers() -> list[Seam]:
             until="vLLM's beam search asks the configured backend",
             checks=(Parameters(offline, ("self", "prompts", "params")), LooksUp(offline, "llm_engine")),
         ),
+    ]
+
+
+def _tools() -> list[Seam]:
+    from vllm_lazy_grammar.adapter import tool_parsers
+
+    get = Target("vllm.parser.parser_manager", "ParserManager.get_parser")
+    renderer = Target("vllm.renderers.online_renderer", "OnlineRenderer.preprocess_chat")
+    base = "vllm.parser.abstract_parser"
+    choosing = "_extract_tool_calls", "_extract_tool_calls_streaming"
+    return [
+        Seam(
+            get,
+            tool_parsers.getting_parser,
+            why="requests with tools get a grammar that waits for the call",
+            until="vLLM's tool parsers ask the structured output backend for their grammar",
+            checks=(
+                Accepts(get, "model_name"),
+                Accepts(get, "tool_parser_name"),
+                Accepts(get, "is_harmony"),
+                Accepts(get, "tokenizer"),
+                LooksUp(Target("vllm.renderers.online_renderer", "OnlineRenderer.__init__"), "get_parser"),
+                LooksUp(Target(f"{_CHAT}.serving", "OpenAIServingChat.__init__"), "get_parser"),
+                LooksUp(Target(f"{_RESPONSES}.serving", "OpenAIServingResponses.__init__"), "get_parser"),
+                LooksUp(renderer, "always_adjust_request"),
+                LooksUp(renderer, "adjust_request"),
+                LooksUp(Target(base, "DelegatingParser.adjust_request"), "_apply_structural_tag"),
+                *(LooksUp(Target(base, f"DelegatingParser.{n}"), "supports_required_and_named") for n in choosing),
+                Parameters(
+                    Target(base, "DelegatingParser.parse"), ("self", "model_output", "request", "enable_auto_tools")
+                ),
+                Parameters(
+                    Target(base, "DelegatingParser.parse_delta"),
+                    ("self", "delta_text", "delta_token_ids", "request", "prompt_token_ids"),
+                ),
+                Parameters(Target("vllm.tool_parsers.utils", "get_function_tools"), ("tools",)),
+                Parameters(Target(base, "structured_outputs_to_format"), ("params",)),
+            ),
+        )
     ]
 
 
