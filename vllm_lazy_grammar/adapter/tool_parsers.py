@@ -19,6 +19,7 @@ from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.tool_calls import ToolCalls, write
 from vllm_lazy_grammar.errors import SettingsError
 from vllm_lazy_grammar.tools.presets import catalogue
+from vllm_lazy_grammar.tools.schemas import inlined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +46,8 @@ class ServesTools(_Base):
     _stock_adjusts_always = False
     _ours = False
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, tokenizer: Any, tools: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, resolved(tools), *args, **kwargs)
         tool_parser = getattr(self, "_tool_parser", None)
         if tool_parser is not None:  # the family's own format, so its own parser reads it
             tool_parser.supports_required_and_named = False
@@ -126,6 +127,20 @@ def with_calls(parser: type[Parser], name: str, front_end: FrontEnd, tokenizer: 
     calls = ToolCalls(preset, front_end, vocabulary)
     own = {"lazy_calls": calls, "_stock_adjusts_always": parser.always_adjust_request}
     return type(f"Lazy{parser.__name__.lstrip('_')}", (ServesTools, parser), own)
+
+
+def resolved(tools: Any) -> Any:
+    """Tools whose parameters need no reference looked up: parsers that turn texts into values read the types there, and follow none."""
+    return [_resolved(tool) for tool in tools] if tools else tools
+
+
+def _resolved(tool: Any) -> Any:
+    function = getattr(tool, "function", tool)
+    parameters = getattr(function, "parameters", None)
+    if not parameters or "$ref" not in str(parameters):
+        return tool
+    read = function.model_copy(update={"parameters": inlined(parameters, parameters)})
+    return read if function is tool else tool.model_copy(update={"function": read})
 
 
 def _preset(name: str, front_end: FrontEnd, is_token: Callable[[str], bool]) -> Preset | None:
