@@ -14,8 +14,16 @@ from vllm_lazy_grammar.tools.schemas import inlined
 ONE_CALL = {"internlm", "gigachat3"}
 """Families whose parser reads one call of an answer."""
 
-LEADS = {"harmony": ("<|channel|>commentary", "<|start|>assistant<|channel|>commentary")}
+LEADS = {"harmony": ("", "<|start|>assistant")}
 """Family -> what its format has before a first call, and before another."""
+
+
+def placed(family, text):
+    """A call where it can stand: what ends a message of gpt-oss, or begins another, has one before it."""
+    message = "<|channel|>analysis<|message|>Hm."
+    if family != "harmony" or not text.startswith(("<|end|>", "<|start|>")):
+        return text
+    return message + ("" if text.startswith("<|end|>") else "<|end|>") + text
 
 
 def preset_of(family):

@@ -80,6 +80,48 @@ def _with_specials(tokenizer, family):
     return tokenizer
 
 
+class HarmonyTokenizer:
+    """gpt-oss's own tokens, as far as its parser asks for them."""
+
+    def __init__(self):
+        from openai_harmony import load_harmony_encoding
+
+        self._encoding = load_harmony_encoding("HarmonyGptOss")
+
+    def encode(self, text, *, add_special_tokens=False):
+        return self._encoding.encode(text, allowed_special="all")
+
+    def decode(self, tokens, **_):
+        return self._encoding.decode(tokens)
+
+    def get_vocab(self):
+        return {}
+
+
+@functools.cache
+def harmony_tokenizer():
+    """None where its vocabulary can not be had: its package downloads it."""
+    from openai_harmony import HarmonyError
+
+    try:
+        return HarmonyTokenizer()
+    except HarmonyError:
+        return None
+
+
+class _Shown:
+    """What each further token adds to the text; of gpt-oss's parser only the tokens count."""
+
+    def __init__(self, tokenizer):
+        from tokenizers.decoders import DecodeStream
+
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._stream = DecodeStream(skip_special_tokens=False)
+
+    def step(self, token):
+        return "" if self._backend is None else self._stream.step(self._backend, token) or ""
+
+
 def encode(tokenizer, text):
     return tokenizer.encode(text, add_special_tokens=False)
 
@@ -117,16 +159,14 @@ def whole(name, tokenizer, tools, text):
 @foreign()
 def streamed(name, tokenizer, tools, text):
     """Content and calls put together from the deltas, one token each."""
-    from tokenizers.decoders import DecodeStream
-
     request = request_of(tools)
     parser = parser_class(name)(tokenizer, request.tools)
     request = parser.adjust_request(request)
     tokens = encode(tokenizer, text)
-    shown = DecodeStream(skip_special_tokens=False)
+    shown = _Shown(tokenizer)
     content, found = "", {}
     for i, token in enumerate(tokens):
-        delta = shown.step(tokenizer.backend_tokenizer, token) or ""
+        delta = shown.step(token)
         message = parser.parse_delta(delta, [token], request, [] if i == 0 else None, finished=i + 1 == len(tokens))
         if message is None:
             continue

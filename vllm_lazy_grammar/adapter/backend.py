@@ -169,9 +169,7 @@ class LazyBackend(StructuredOutputBackend):
         if spec is None:
             return Session(inside, compile_)
         triggers = self._triggers(spec, request.stop_ids)
-        gate = Gate(
-            triggers, self.vocabulary, context=request.context, timeout_ms=self.settings.trigger_timeout_ms
-        )
+        gate = Gate(triggers, self.vocabulary, context=request.context, timeout_ms=self.settings.trigger_timeout_ms)
         awaiting = AwaitingRows(self.vocabulary, self.trie, self.rows, triggers, inside, compile_)
         return Session(inside, compile_, spec, gate, awaiting)
 

@@ -336,7 +336,7 @@ def _call(tool: Tool, preset: Preset, settings: CallSettings) -> Format:
         ) from error
     if preset.call.empty and written == formats.EMPTY:
         return fill(preset.call.empty, places)
-    options = [fill(form, {**places, "arguments": written}) for form in preset.call.forms]
+    options = [_formed(preset.call.forms, places, written)]
     if preset.call.empty and not schema.get("required"):
         options.append(fill(preset.call.empty, places))
     return formats.either(options)
@@ -344,6 +344,14 @@ def _call(tool: Tool, preset: Preset, settings: CallSettings) -> Format:
 
 def _is_writable(tool: Tool, preset: Preset) -> bool:
     return regex.fullmatch(preset.call.name_pattern, tool.name, regex.DOTALL) is not None
+
+
+def _formed(forms: Sequence[str], places: Mapping[str, Format], written: Format) -> Format:
+    """Any of the forms. Where they end alike the arguments are there once: they are what costs."""
+    heads, tails = zip(*(form.split("{arguments}", 1) for form in forms), strict=True)
+    if len(set(tails)) > 1:
+        return formats.either([fill(form, {**places, "arguments": written}) for form in forms])
+    return formats.sequence([formats.either([fill(head, places) for head in heads]), written, fill(tails[0], places)])
 
 
 def _spelled(tool: Tool, preset: Preset) -> str:
