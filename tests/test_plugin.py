@@ -1,6 +1,5 @@
 """The real seams, in this process: what is bound, what it does to vLLM's configuration and command line, and that it goes away again."""
 
-
 from __future__ import annotations
 
 import pickle

@@ -36,6 +36,9 @@ _START_SECONDS = 280.0
 _STOP_SECONDS = 20.0
 _TAIL_LINES = 60
 _NOISE = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind")
+_PATH = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("LAZY_GRAMMAR_VLLM")]))
+"""The checkout, and before the installed packages another vLLM where ``LAZY_GRAMMAR_VLLM`` says where that lies."""
+
 _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -109,7 +112,7 @@ MISTRAL = Flags(
     model="mistral",
     args=(*LAZY.args, "--tokenizer-mode", "mistral", "--config-format", "mistral"),
 )
-_PLUGINS = ("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests/serving/plugins'}")
+_PLUGINS = ("PYTHONPATH", f"{_PATH}{os.pathsep}{CHECKOUT / 'tests/serving/plugins'}")
 """Folders with vLLM plugins of the tests' own; VLLM_PLUGINS says which of them a server loads."""
 
 WITNESS = Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / f"witness-{os.getpid()}"
@@ -151,7 +154,7 @@ TENSOR_PARALLEL_2 = Flags(
     args=(*LAZY.args, "--tensor-parallel-size", "2", *_WISHING), env=(("VLLM_CPU_OMP_THREADS_BIND", "0|1"),)
 )
 XGRAMMAR_FLOAT32 = Flags(args=("--structured-outputs-config.backend", "xgrammar"), dtype="float32")
-DUMMY_LAZY = Flags(model="dummy", max_model_len=8192)
+DUMMY_LAZY = Flags(model="dummy", args=(*LAZY.args, *_WISHING), max_model_len=8192)
 
 
 class ServerError(RuntimeError):
@@ -291,8 +294,8 @@ class Pool:
 
 
 def environment(extra: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
-    """The environment of a server or an offline engine: this process's, small and off the network, the checkout importable."""
-    return {**os.environ, "PYTHONPATH": str(CHECKOUT), **_ENVIRONMENT, **dict(extra)}
+    """The environment of a server or an offline engine: this process's, small and off the network, `_PATH` importable."""
+    return {**os.environ, "PYTHONPATH": _PATH, **_ENVIRONMENT, **dict(extra)}
 
 
 def free_port() -> int:

@@ -21,7 +21,6 @@ from tests.serving.asking import (
     chat,
     chat_args,
     is_person,
-    metric,
     streamed,
     wait_until_idle,
 )
@@ -40,11 +39,11 @@ LONGEST_PAUSE = 5.0
 _fresh = itertools.count(1)
 
 
-def slow_schema(keys=100):
+def slow_schema(keys=150):
     """A schema that takes seconds to compile and was never seen before."""
     new = next(_fresh)
     patterns = {
-        f"k{i}": {"type": "string", "pattern": f"^[a-z]{{1,{i % 40 + 2}}}[0-9]{{{i % 17}}}x$"} for i in range(keys)
+        f"k{i}": {"type": "string", "pattern": f"^[a-z]{{1,{i % 40 + 2}}}{new}[0-9]{{{i % 17}}}x$"} for i in range(keys)
     }
     return {
         "type": "object",
@@ -87,28 +86,22 @@ class Listening(threading.Thread):
         return max(later - earlier for earlier, later in itertools.pairwise(self.times))
 
 
-def wait_until_waiting(server):
-    deadline = time.monotonic() + 60
-    while not metric(server, "num_requests_waiting"):
-        assert time.monotonic() < deadline, "no request waits for its grammar"
-        time.sleep(0.02)
-
-
 # -- compiles --------------------------------------------------------------------------------------------------------
 
 
 def test_q1_a_lazy_request_behind_an_eager_ones_compile_does_not_wait(server):
     eager = Listening(server, lazy({"json": slow_schema()}), max_tokens=4)
-    wait_until_waiting(server)
-    lazily = Listening(server, lazy(TAG, "word:<t>"), wishes=[*tokens("so "), *tokens("one two three four")]).done()
+    time.sleep(0.5)  # the eager one is ahead; vLLM does not tell when it has taken a request in
+    lazily = Listening(server, lazy(TAG, "word:<t>"), wishes=[*tokens("so one two"), STOP]).done()
     eager.done()
-    assert lazily.text.startswith("so one two")
-    assert lazily.times[0] < eager.times[0]
+    assert lazily.text == "so one two"
+    assert lazily.times[-1] < eager.times[0]
 
 
 def test_a_lazy_request_does_not_wait_for_its_own_compile_before_its_trigger(server):
     schema = slow_schema()
     eager = Listening(server, lazy({"json": schema}), max_tokens=4)
+    time.sleep(0.5)
     lazily = Listening(server, lazy({"json": schema}, "word:{"), wishes=[*tokens("so one two three"), STOP]).done()
     eager.done()
     assert lazily.text == "so one two three"
@@ -175,11 +168,12 @@ def test_b2_hard_grammars_all_at_once_do_not_stop_a_plain_answer_or_the_health_c
 
 
 def test_t4_a_pattern_that_runs_away_ends_its_own_request_with_an_error_that_names_it(server):
-    pattern = r"(?:a|aa)+(?=!)(?<=b!)"
+    pattern = "(?:a|aa)+b$"
     body = lazy({"regex": "a+"}, f"pattern:{pattern}", grammar_start="after")
     plain = Listening(server, {}, prompt="Tell a story.", max_tokens=60)
-    with pytest.raises((openai.InternalServerError, openai.BadRequestError), match=r"pattern|Internal"):
+    with pytest.raises(openai.InternalServerError):
         chat(server, body=body, wishes=[*spell("a" * 60), *tokens("!"), STOP], max_tokens=64)
+    assert f"is ended by its grammar: PatternTimeoutError: trigger pattern {pattern!r}" in server.log()
     assert plain.done().text
     assert chat(server, body=lazy(TAG, "word:<t>"), wishes=[*tokens("so <t>12"), STOP]) == Said("so <t>12", "stop")
 
@@ -188,12 +182,16 @@ def test_t4_a_pattern_that_runs_away_ends_its_own_request_with_an_error_that_nam
 
 
 def test_v2_no_special_token_is_written_into_an_open_json_string(server):
-    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 60}}, "required": ["a"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "minLength": 60, "maxLength": 80}},
+        "required": ["a"],
+    }
     create = server.client.chat.completions.create
     for triggers in ([], ["word:{"]):
         body = {**lazy({"json": schema}, *triggers), "return_token_ids": True}
         answer = create(**chat_args("Say hi.", body, [*tokens('{"a": "b'), *SPECIAL], {"max_tokens": 80}))
         ids = answer.choices[0].token_ids
-        assert json.loads(answer.choices[0].message.content)["a"][:1] == "b"
-        assert len(ids) > 20
+        assert answer.choices[0].message.content.startswith('{"a": "b')
+        assert len(ids) > 22
         assert set(ids[:-1]) & set(SPECIAL) == set()

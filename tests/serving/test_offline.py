@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.serving.asking import PERSON, is_person
-from tests.serving.servers import CHECKOUT, ServerError, free_port
+from tests.serving.servers import ServerError, free_port
 
 pytestmark = pytest.mark.server
 
@@ -122,8 +122,3 @@ def main():
 def test_without_register_the_backend_is_unknown_and_vllm_says_so(offline):
     with pytest.raises(ServerError, match=r"backend[\s\S]*lazy"):
         offline(HEAD + "\ndef main():\n    return answers(engine())")
-
-
-def test_the_readmes_offline_example_is_what_is_tested_here():
-    readme = (CHECKOUT / "README.md").read_text()
-    assert "vllm_lazy_grammar.register()" in readme

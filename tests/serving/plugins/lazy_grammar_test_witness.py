@@ -1,6 +1,7 @@
 """A vLLM plugin for the tests: writes down which of the project's replacements are called, by which process.
 
-Each is wrapped after it was bound. ``LAZY_GRAMMAR_WITNESS`` names the folder; a called seam leaves an empty file named like its target.
+Each is wrapped after it was bound. ``LAZY_GRAMMAR_WITNESS`` names the folder; a called seam leaves an empty file named like its target,
+and ``all.txt`` lists the whole table.
 
 Invariants:
 - A wrapped replacement does what it did.
@@ -14,6 +15,7 @@ import os
 from pathlib import Path
 
 FOLDER = "LAZY_GRAMMAR_WITNESS"
+ALL = "all.txt"
 
 
 def install() -> None:
@@ -32,6 +34,7 @@ def install() -> None:
             bound.__init__ = _witnessed(str(seam.target), bound.__init__)
         elif callable(bound) and hasattr(bound, "__code__"):
             seam.target.bind(_witnessed(str(seam.target), bound))
+    (Path(os.environ[FOLDER]) / ALL).write_text("\n".join(plugin.table().targets))
     for settle in dict.fromkeys(seam.settle for seam in seams if seam.settle):
         settle()
 
