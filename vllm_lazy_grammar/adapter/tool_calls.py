@@ -20,7 +20,6 @@ from vllm.tool_parsers.utils import get_function_tools
 
 from vllm_lazy_grammar.adapter.refusals import options_of_ours
 from vllm_lazy_grammar.adapter.request import CONTEXT, MARKERS
-from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.engines import xgrammar
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.tools import choice
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from vllm_lazy_grammar.adapter.frontend import FrontEnd
+    from vllm_lazy_grammar.core.matcher import GrammarKey
     from vllm_lazy_grammar.core.triggers import TriggerSpec
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
     from vllm_lazy_grammar.settings import Settings
