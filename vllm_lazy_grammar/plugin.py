@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from vllm_lazy_grammar import _llvm
 from vllm_lazy_grammar._seams import (
     AbstractMethods,
     Accepts,
@@ -85,7 +86,7 @@ def facts() -> list[str]:
 @functools.cache
 def table() -> Table:
     """The one table of this process."""
-    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_servers(), *_tools())
+    seams = (*_llvm.seams(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_servers(), *_tools())
     return Table(seams, version=_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
 
@@ -388,32 +389,3 @@ def _rendering(replace: Callable[[Any], Any], package: str, method: str, caller:
             *(Exists(Target(f"{package}.protocol", f"{request}.__pydantic_fields__[{f}]")) for f in (*_FIELDS, *beams)),
         ),
     )
-
-
-def _llvm() -> list[Seam]:
-    """Numba's binding of LLVM answers to every attribute, `__dict__` included; vLLM's CPU worker, which looks through the namespaces of all
-    loaded modules when it starts, then fails. Where this version of it does not answer so, nothing needs mending.
-    """  # noqa: D205 -- one thought
-    from llvmlite.binding import ffi
-
-    if not hasattr(ffi.lib, "__dict__"):
-        return []
-    return [
-        Seam(
-            Target("llvmlite.binding.ffi", "_lib_wrapper.__getattr__"),
-            _functions_only,
-            why="vLLM's CPU worker starts although numba was imported before it",
-            until="vLLM's scan for kernels passes over objects that only pretend to have a `__dict__`",
-            checks=(Parameters(Target("llvmlite.binding.ffi", "_lib_wrapper.__getattr__"), ("self", "name")),),
-        )
-    ]
-
-
-def _functions_only(current: Any) -> Any:
-    @functools.wraps(current)
-    def getattr_(self: Any, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return current(self, name)
-
-    return getattr_

@@ -117,7 +117,7 @@ class ToolCalls:
 
     def _read(self, request: Any) -> Asked | None:
         """None where nothing of ours is to be written."""
-        if not request.tools or getattr(request.structured_outputs, _OURS, False):
+        if not request.tools or is_written(request):
             return None
         tools = choice.read_tools(_function(tool) for tool in get_function_tools(request.tools))
         wanted = choice.read_choice(_plain_choice(request.tool_choice), tools)
@@ -180,6 +180,11 @@ class ToolCalls:
         return self._vocabulary.token_of(text) is not None
 
 
+def is_written(request: Any) -> bool:
+    """Whether this was done to the request before: some requests are rendered twice."""
+    return getattr(request.structured_outputs, _OURS, False)
+
+
 def write(request: Any, made: Made) -> None:
     """Put it into the request, in place, where vLLM's own constraints on the answer would stand."""
     structured = StructuredOutputsParams(**{made.key.kind: made.key.source})
@@ -189,7 +194,7 @@ def write(request: Any, made: Made) -> None:
         request.response_format = None
     else:
         request.text = None
-    if hasattr(request, "_grammar_from_parser"):
+    if getattr(request, "_grammar_from_parser", False):
         request._grammar_from_parser = False  # noqa: SLF001 -- a grammar of vLLM's parser that ours replaces
     options = {} if made.spec is None else made.spec.as_xargs()
     request.vllm_xargs = {**(request.vllm_xargs or {}), **options, **made.extra}
@@ -221,7 +226,8 @@ def _as_text(beside: Any) -> str:
 
 
 def _within_budget(spec: TriggerSpec | None, request: Any) -> TriggerSpec | None:
-    budget = next((limit for name in _BUDGETS if (limit := getattr(request, name, None)) is not None), None)
+    limits = (vars(request).get(name) for name in _BUDGETS)  # read as fields: one is deprecated, and says so each time
+    budget = next((limit for limit in limits if limit is not None), None)
     if spec is None or spec.force_after is None or budget is None:
         return spec
     return replace(spec, force_after=min(spec.force_after, budget // 2))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.frontend import front_end_of_name
 from vllm_lazy_grammar.adapter.log import logger
-from vllm_lazy_grammar.adapter.tool_calls import ToolCalls, write
+from vllm_lazy_grammar.adapter.tool_calls import ToolCalls, is_written, write
 from vllm_lazy_grammar.errors import SettingsError
 from vllm_lazy_grammar.tools.presets import catalogue
 from vllm_lazy_grammar.tools.schemas import inlined
@@ -51,17 +51,21 @@ class ServesTools(_Base):
         tool_parser = getattr(self, "_tool_parser", None)
         if tool_parser is not None:  # the family's own format, so its own parser reads it
             tool_parser.supports_required_and_named = False
-        self._plain: tuple[Any, Any] | None = None
+        self._known: tuple[Any, Any] | None = None
 
     def adjust_request(self, request: Any) -> Any:
         """Write the grammar of the calls into the request, in place: what is returned here is dropped by vLLM."""
+        if is_written(request):
+            return request
         with as_client_errors():
             made = self.lazy_calls.made(request)
         self._ours = made is not None
+        if made is not None:
+            write(request, made)  # parsers that find a structural tag make no grammar of their own
         if self._stock_would_adjust(request):
             request = super().adjust_request(request)
         if made is not None:
-            write(request, made)
+            write(request, made)  # and whatever one made all the same is ours to replace
         return request
 
     def _stock_would_adjust(self, request: Any) -> bool:
@@ -76,7 +80,7 @@ class ServesTools(_Base):
         return request if self._ours else super()._apply_structural_tag(request)
 
     def parse(self, model_output: str, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's; it does not look for calls under ``allowed_tools``, so it is told auto or required."""
+        """As vLLM's, which is told what it knows: it looks for no calls under ``allowed_tools``, and follows no reference in a schema."""
         return super().parse(model_output, self._as_known(request), *args, **kwargs)
 
     def parse_delta(self, delta_text: str, delta_token_ids: list[int], request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,11 +88,18 @@ class ServesTools(_Base):
         return super().parse_delta(delta_text, delta_token_ids, self._as_known(request), *args, **kwargs)
 
     def _as_known(self, request: Any) -> Any:
-        if getattr(request.tool_choice, "type", None) != _ALLOWED:
-            return request
-        if self._plain is None or self._plain[0] is not request:
-            self._plain = request, request.model_copy(update={"tool_choice": request.tool_choice.mode})
-        return self._plain[1]
+        if self._known is None or self._known[0] is not request:
+            self._known = request, _known(request)
+        return self._known[1]
+
+
+def _known(request: Any) -> Any:
+    """The request as vLLM's parsers understand it; the same object where they do anyway."""
+    tools = resolved(request.tools)
+    changes = {} if tools is request.tools else {"tools": tools}
+    if getattr(request.tool_choice, "type", None) == _ALLOWED:
+        changes["tool_choice"] = request.tool_choice.mode
+    return request.model_copy(update=changes) if changes else request
 
 
 def getting_parser(current: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +142,8 @@ def with_calls(parser: type[Parser], name: str, front_end: FrontEnd, tokenizer: 
 
 def resolved(tools: Any) -> Any:
     """Tools whose parameters need no reference looked up: parsers that turn texts into values read the types there, and follow none."""
-    return [_resolved(tool) for tool in tools] if tools else tools
+    found = [_resolved(tool) for tool in tools or ()]
+    return tools if all(new is old for new, old in zip(found, tools or (), strict=True)) else found
 
 
 def _resolved(tool: Any) -> Any:
