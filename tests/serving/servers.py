@@ -112,6 +112,16 @@ MISTRAL = Flags(
     model="mistral",
     args=(*LAZY.args, "--tokenizer-mode", "mistral", "--config-format", "mistral"),
 )
+
+
+def calling(parser: str, model: str = "demo", *more: str) -> Flags:
+    """A server that serves tool calls; its answers can be wished for and compared."""
+    template = ("--chat-template", str(CHECKOUT / "configs/demo_tools.jinja"))
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", parser, *template)
+    return Flags(model, (*LAZY.args, *tools, *_WISHING, *more), dtype="float32")
+
+
+HERMES = calling("hermes")
 _PLUGINS = ("PYTHONPATH", f"{_PATH}{os.pathsep}{CHECKOUT / 'tests/serving/plugins'}")
 """Folders with vLLM plugins of the tests' own; VLLM_PLUGINS says which of them a server loads."""
 
