@@ -11,6 +11,7 @@ from vllm_lazy_grammar.core.compiles import GrammarStore
 from vllm_lazy_grammar.core.control import ControlTokens
 from vllm_lazy_grammar.core.gate import Gate
 from vllm_lazy_grammar.core.inside import Blanks, Inside
+from vllm_lazy_grammar.core.leading import EndingsStore
 from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.prewarm import Worker
 from vllm_lazy_grammar.core.rows import RowCache
@@ -40,21 +41,23 @@ class Workshop:
         )
         self.trie = ByteTrie(vocabulary)
         self.bound = BlankBound(vocabulary, bound)
+        self.endings = EndingsStore(vocabulary, self.trie)
 
-    def session(self, source, *triggers, kind="regex", stops=ENDS, blanks=None, **options):
+    def session(self, source, *triggers, kind="regex", stops=ENDS, blanks=None, budget=False, **options):
         """An eager session, or with triggers a lazy one; `options` as in vllm_xargs, without ``grammar_``."""
         compile_ = self.store.get(GrammarKey(kind, source))
         control = ControlTokens(self.vocabulary, (), "\n".join((source, *triggers)))
         over = None if blanks is None else Blanks(self.bound, blanks)
         inside = Inside(self.vocabulary, compile_, control, over, frozenset(stops), self.rows)
+        endings = self.endings if budget else None
         if not triggers:
-            return Session(inside, compile_)
+            return Session(inside, compile_, endings=endings)
         xargs = {"grammar_triggers": list(triggers), **{f"grammar_{k}": v for k, v in options.items()}}
         spec = TriggerSpec.parse(xargs)
         compiled = Triggers.compile(spec, self.vocabulary, stop_ids=stops)
         gate = Gate(compiled, self.vocabulary)
         awaiting = AwaitingRows(self.vocabulary, self.trie, self.rows, compiled, inside, compile_)
-        return Session(inside, compile_, spec, gate, awaiting)
+        return Session(inside, compile_, spec, gate, awaiting, endings)
 
     def close(self):
         """End the worker."""

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,10 @@ def _pool(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory)
 
     pool = Pool(tmp_path_factory.mktemp("servers"), say)
     pytestconfig.stash[_POOL] = pool
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled run stops its servers too
     yield pool
     pool.keep_only(())
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

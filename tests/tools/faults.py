@@ -77,7 +77,7 @@ STREAMED = {
     "longcat": plain_names,
     "apertus": no_negative_number,
     "granite-20b-fc": all_of(has_arguments, begins_with_call),
-    "internlm": has_arguments,
+    "internlm": all_of(has_arguments, no_negative_number),
     "llama3_json": has_arguments,
     "step3": all_of(has_arguments, scalars),
     "hunyuan_a13b": never,

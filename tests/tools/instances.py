@@ -6,7 +6,7 @@ import random
 
 NAMES = ["get", "get_weather", "getWeather2", "a_b", "search_web", "x"]
 AWKWARD = ["a.b-c", 'a.b-c"é', "größe", "ns/tool", "f(x)", "what?*"]
-KEYS = ["city", "days", "unit", "q", "max_results", "is_open", "tags", "filters", "from_date", "k9"]
+KEYS = ["city", "days", "unit", "q", "max_results", "is_open", "tags", "filters", "from_date", "k9", "from"]
 ODD_KEYS = ["a-b", "größe", "x.y", "with space"]
 TEXTS = [
     "Paris",

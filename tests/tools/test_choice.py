@@ -266,7 +266,7 @@ def test_a_tool_that_can_not_be_read_is_refused_by_name(tools, said):
     ("family", "name", "parameters", "said"),
     [
         ("lfm2", "f(x)", None, r"'f\(x\)'.*'lfm2'"),
-        ("lfm2", "f", {"type": "object", "properties": {"from": {"type": "string"}}}, "'f'.*'from'"),
+        ("pythonic", "f", {"type": "object", "properties": {"from": {"type": "string"}}}, "'f'.*'from'"),
         ("glm47", "f", {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}, "'f'.*points nowhere"),
         ("glm47", "f", {"type": "object", "patternProperties": {"^x": {}}}, "'f'.*patternProperties"),
         ("glm47", "f", {"type": "object", "properties": {"a": {"const": "</arg_value>"}}}, "'f'.*</arg_value>"),

@@ -83,6 +83,7 @@ def test_the_stock_parser_gives_back_what_was_called_whole_and_streamed(family, 
     check_written(family, parser, tokenizer_of(family), SEEDS)
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.shared
 @pytest.mark.parametrize(("family", "parser"), OTHERS)
@@ -91,6 +92,7 @@ def test_the_same_with_the_tokenizer_of_qwen3(family, parser):
     check_written(family, parser, stock.qwen3_tokenizer(family), range(20, 26))
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.parametrize(("family", "parser"), OTHERS)
 def test_the_same_with_the_tokenizer_of_the_demo_model(family, parser):

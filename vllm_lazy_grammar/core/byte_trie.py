@@ -31,7 +31,7 @@ DEAD = -1
 """In a table: no state, the byte is refused."""
 
 
-class _Nodes(NamedTuple):
+class Nodes(NamedTuple):
     """A trie in depth-first order.
 
     Args:
@@ -78,6 +78,11 @@ class ByteTrie:
         return len(self._ordinary.edges)
 
     @property
+    def nodes(self) -> Nodes:
+        """The trie of all tokens but control tokens; not to be changed."""
+        return self._ordinary
+
+    @property
     def nbytes(self) -> int:
         """Memory held, in bytes, the scratch space of threads apart."""
         return sum(array.nbytes for nodes in (self._ordinary, self._control) for array in nodes)
@@ -118,13 +123,13 @@ class ByteTrie:
         return np.sort(np.concatenate(parts)) if len(parts[1]) else parts[0]
 
 
-def _build(pieces: Sequence[bytes], ids: Iterable[int]) -> _Nodes:
+def _build(pieces: Sequence[bytes], ids: Iterable[int]) -> Nodes:
     ordered = sorted(sorted(ids), key=pieces.__getitem__)  # equal pieces stay in the order of their ids
     lengths = np.fromiter((len(pieces[token]) for token in ordered), np.int64, len(ordered))
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
     text = np.frombuffer(b"".join([pieces[token] for token in ordered]), np.uint8).copy()
     edges, depths, skips, firsts = _lay_out(text, starts)
-    return _Nodes(edges, depths, skips, firsts, np.asarray(ordered, np.int32))
+    return Nodes(edges, depths, skips, firsts, np.asarray(ordered, np.int32))
 
 
 def warm() -> None:

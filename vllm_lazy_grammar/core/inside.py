@@ -90,7 +90,7 @@ class Inside:
         """The position behind one whole token, the matcher advanced; None, and nothing moved, where the grammar refuses it."""
         if token in self._control_ids:
             return self._take_control(at, token)
-        phase, matcher, steps, blanks, history, activations, counted, _, trail, events = at
+        phase, matcher, steps, blanks, history, activations, counted, _, trail, events, text = at
         if self._step is not None:
             state = self._step(blanks, token, matcher)
             if state is None:
@@ -101,7 +101,10 @@ class Inside:
         if trail is not None:
             trail = self._trail(trail + self.vocabulary.piece(token))
         # As `Position(...)`, at a third of its cost: this runs for every token of every request.
-        return _new(Position, (phase, matcher, steps + 1, blanks, history, activations, counted, (), trail, events))
+        fed = (text, token)
+        return _new(
+            Position, (phase, matcher, steps + 1, blanks, history, activations, counted, (), trail, events, fed)
+        )
 
     def _take_control(self, at: Position, token: int) -> Position | None:
         if not self.control.allows(token, at.matcher, in_string=at.blanks.lexer == STRING):
@@ -115,7 +118,7 @@ class Inside:
             return None
         blanks = at.blanks if self._blanks is None else advance(at.blanks, data)
         trail = at.trail if at.trail is None else self._trail(at.trail + data)
-        return at._replace(steps=at.steps + 1, blanks=blanks, trail=trail)
+        return at._replace(steps=at.steps + 1, blanks=blanks, trail=trail, text=(at.text, data))
 
     def take_fed(self, at: Position, fed: Fed) -> Position | None:
         """The position behind one part of a replay: a whole token by id, a fragment by its bytes, nothing for no bytes."""

@@ -34,6 +34,10 @@ class GateMoves(enum.IntFlag):
     REARMED_AFTER = 4
 
 
+Text = tuple["Text | None", int | bytes]
+"""What a matcher was fed, one link for each of its steps: all before it, then a whole token by its id, or bytes."""
+
+
 class Position(NamedTuple):
     """Everything that moves in a session, but the gate.
 
@@ -48,6 +52,7 @@ class Position(NamedTuple):
         pending: the tokens since the trigger fired, the firing one included, while the grammar compiles.
         trail: the bytes fed to the matcher while rows for them may be prewarmed; None beyond.
         events: how many of the trace's events belong to this position.
+        text: what the matcher was fed, newest first; None at its start.
     """
 
     phase: Phase
@@ -60,6 +65,7 @@ class Position(NamedTuple):
     pending: tuple[int, ...] = ()
     trail: bytes | None = None
     events: int = 0
+    text: Text | None = None
 
 
 class Journal:

@@ -14,7 +14,7 @@ import numpy as np
 from vllm_lazy_grammar.core.rows import IdSet
 
 if TYPE_CHECKING:
-    from vllm_lazy_grammar.core.awaiting import AwaitingRows
+    from vllm_lazy_grammar.core.awaiting import AwaitingRows, Pressed
     from vllm_lazy_grammar.core.gate import Gate
     from vllm_lazy_grammar.core.inside import Inside
     from vllm_lazy_grammar.core.journal import Position
@@ -40,16 +40,26 @@ class Masks:
             self._stops.allow(row)
         return masks
 
-    def free(self, gate: Gate, row: Row, *, must_call: bool) -> bool:
+    @property
+    def tokens_in(self) -> int | None:
+        """Tokens that the way into a trigger may take; None where there is none to force."""
+        return None if self._awaiting is None else self._awaiting.tokens_in
+
+    @property
+    def behind_trigger(self) -> int:
+        """Tokens of a trigger that the grammar's text does not begin with: 1, or 0."""
+        return 0 if self._awaiting is None else self._awaiting.behind_trigger
+
+    def free(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed = "") -> bool:
         """While awaiting: everything, but refused tails, and but the stop ids where a call is owed; or only the way into a trigger."""
         assert self._awaiting is not None  # noqa: S101 -- only a lazy session is ever awaiting
-        return self._awaiting.fill(gate, row, must_call=must_call)
+        return self._awaiting.fill(gate, row, must_call=must_call, pressed=pressed)
 
-    def leaving(self, gate: Gate, at: Position, row: Row) -> bool:
+    def leaving(self, gate: Gate, at: Position, row: Row, pressed: Pressed = "") -> bool:
         """Complete, and to be armed again by whatever the grammar does not take: its tokens, and those that are free after it."""
         gate.rearm()
         try:
-            masks = self.free(gate, row, must_call=False)
+            masks = self.free(gate, row, must_call=False, pressed=pressed)
         finally:
             gate.undo_rearm()
         if masks:

@@ -113,6 +113,7 @@ class Refusals:
         self._lengths = [len(text) for text in triggers.literals.texts]
         self._verdicts: dict[_Key, _Verdict] = {}
         self._plans: dict[int, _Plan] = {}
+        self._firing: dict[int, IdSet] = {}
         self._whole: tuple[int, ...] | None = None
 
     def find(self, gate: Gate) -> IdSet:
@@ -131,6 +132,14 @@ class Refusals:
         if self._triggers.has_patterns and len(refused):
             refused = self._without(refused, self._saved(gate, refused.ids, self._plan(key.state)))
         return refused
+
+    def firing(self, gate: Gate) -> IdSet:
+        """The tokens with which a literal or token trigger would end where the gate stands, awaiting, whatever the grammar says of them."""
+        state = gate.literal_state
+        found = self._firing.get(state)
+        if found is None:
+            found = self._firing[state] = IdSet(self._plan(state).sites, self._vocabulary.size)
+        return found
 
     def _with(self, ids: IdSet, more: list[int]) -> IdSet:
         return IdSet([*ids.ids, *more], self._vocabulary.size) if more else ids

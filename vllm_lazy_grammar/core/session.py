@@ -20,6 +20,7 @@ import numpy as np
 
 from vllm_lazy_grammar.core.completion import GaveUp, NoWay, Way, completion
 from vllm_lazy_grammar.core.journal import Phase
+from vllm_lazy_grammar.core.leading import FIRST, LeadingOut
 from vllm_lazy_grammar.core.masks import Masks
 from vllm_lazy_grammar.core.rows import ALL, RowSlot, apply_row, is_allowed, only_allowed
 from vllm_lazy_grammar.core.vocabulary import spelled
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from vllm_lazy_grammar.core.awaiting import AwaitingRows
+    from vllm_lazy_grammar.core.awaiting import AwaitingRows, Pressed
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.completion import Outcome
     from vllm_lazy_grammar.core.gate import Gate
     from vllm_lazy_grammar.core.inside import Inside
+    from vllm_lazy_grammar.core.leading import EndingsStore
     from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.trace import Trace
     from vllm_lazy_grammar.core.triggers import Forcible, TriggerSpec
@@ -52,15 +54,17 @@ class Session:
         spec: the options of a lazy request; None for an eager one.
         gate: watches for triggers; None for an eager request.
         awaiting: makes the rows while awaiting; None for an eager request.
+        endings: how grammars end, for requests with a budget; None where budgets are not kept.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 -- the parts of a request meet here once
         self,
         inside: Inside,
         compile_: Compile,
         spec: TriggerSpec | None = None,
         gate: Gate | None = None,
         awaiting: AwaitingRows | None = None,
+        endings: EndingsStore | None = None,
     ) -> None:
         self._inside, self._compile = inside, compile_
         self._size, self._row_words = inside.vocabulary.size, inside.vocabulary.row_words
@@ -68,6 +72,7 @@ class Session:
         self._walk = Walk(inside, compile_, spec, gate)
         self._masks = Masks(inside, awaiting)
         self._slot = RowSlot()
+        self._leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
 
     @property
     def trace(self) -> Trace:
@@ -128,15 +133,38 @@ class Session:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def fill(self, row: Row) -> bool:
+    def fill(self, row: Row, remaining: int | None = None) -> bool:
         """Write the mask of the next position; a second call at the same position copies.
 
         Args:
             row: ``ceil(vocab_size / 32)`` int32 words, all written.
+            remaining: tokens that may still be sampled, this one included; near the end the row leads out. None: no budget.
 
         Returns:
             Whether anything is masked; on false the row is -1 throughout.
         """
+        if remaining is None or self._leading is None:
+            return self._fill_free(row)
+        pressed = self._pressed(self._leading, remaining)
+        masks = self._fill(row, pressed) if pressed else self._fill_free(row)
+        at = self._walk.at
+        return self._leading.lead(at, row, remaining, masks=masks) if at.phase is _INSIDE else masks
+
+    def _pressed(self, leading: LeadingOut, remaining: int) -> Pressed:
+        """What the budget asks for while a trigger may fire: to begin the call that is owed, or to begin none that would not fit."""
+        walk = self._walk
+        if remaining > FIRST or not (walk.at.phase is _AWAITING or walk.may_leave) or not self._compile.ready:
+            return ""
+        shortest = leading.shortest(remaining)
+        if shortest is None:
+            return ""
+        if not walk.must_call:
+            return "late" if remaining - self._masks.behind_trigger < shortest else ""
+        way = self._masks.tokens_in
+        return "hurry" if way is not None and remaining <= way + shortest + 1 else ""
+
+    def _fill_free(self, row: Row) -> bool:
+        """The row without a budget."""
         kept = self._slot.copy_to(row)
         if kept is not None:
             return kept
@@ -150,13 +178,13 @@ class Session:
         self.trace.fill_seconds += time.perf_counter() - begin
         return masks
 
-    def _fill(self, row: Row) -> bool:
+    def _fill(self, row: Row, pressed: Pressed = "") -> bool:
         walk = self._walk
         at = walk.at
         if at.phase is _INSIDE:
-            return self._masks.leaving(walk.gate, at, row) if walk.may_leave else self._masks.held(at, row)
+            return self._masks.leaving(walk.gate, at, row, pressed) if walk.may_leave else self._masks.held(at, row)
         if at.phase is _AWAITING:
-            return self._masks.free(walk.gate, row, must_call=walk.must_call)
+            return self._masks.free(walk.gate, row, must_call=walk.must_call, pressed=pressed)
         return False
 
     def _join(self) -> None:
@@ -276,6 +304,8 @@ class Session:
         twin = copy.copy(self)
         twin._walk = self._walk.fork()  # noqa: SLF001 -- our own twin
         twin._slot = RowSlot()  # noqa: SLF001 -- our own twin
+        if self._leading is not None:
+            twin._leading = self._leading.fork()  # noqa: SLF001 -- our own twin
         return twin
 
 

@@ -95,6 +95,10 @@ class Vocabulary:
         token = self._ids.get(piece)
         return None if token in self.special_ids else token
 
+    def id_of(self, piece: bytes) -> int | None:
+        """The lowest id with exactly these bytes; None where there is none."""
+        return self._ids.get(piece)
+
     def named(self, texts: Iterable[str]) -> frozenset[int]:
         """Ids of the added tokens with these texts: control tokens by name. Runs of whitespace and texts that no added token has are left out."""
         return frozenset(self.added[text] for text in texts if text in self.added and not _is_blank(text))

@@ -33,7 +33,8 @@ _SECOND_BYTES: Final = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xB
 """Lead bytes whose next byte is bound more narrowly than others."""
 
 _THREE_BYTES, _FOUR_BYTES = 0xE0, 0xF0
-_LONGEST_HALF = 3
+LONGEST_HALF = 3
+"""Bytes that a half-written character may have, and tokens that finish it."""
 
 
 class WaysIn:
@@ -99,7 +100,7 @@ class WaysIn:
             yield state
             text = text[len(text) - int(self._words.depth[state]) + 1 :]
             state, _ = self._words.scan(0, text)
-        half = half_character(gate.before(_LONGEST_HALF))
+        half = half_character(gate.before(LONGEST_HALF))
         if half:
             yield self._half(half)
         yield 0

@@ -24,12 +24,14 @@ from vllm_lazy_grammar.core.vocabulary import WORD_BITS, Vocabulary
 from vllm_lazy_grammar.engines import limits, sources
 from vllm_lazy_grammar.engines.spelling import spelled
 from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, SingleBytes, XgrammarMatcher
+from vllm_lazy_grammar.engines.xgrammar_network import network
 from vllm_lazy_grammar.errors import GrammarError, LazyGrammarError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.core.network import Network
 
 _NEVER_TEXT = b"\xff"
 """Begins the piece of a special token that a grammar may name by id: no character begins with it."""
@@ -191,6 +193,10 @@ class XgrammarGrammar:
     def nbytes(self) -> int:
         """Memory it holds, by xgrammar's account."""
         return int(self._compiled.memory_size_bytes)
+
+    def network(self) -> Network | None:
+        """Its states, as xgrammar serializes them; None where they can not be read."""
+        return network(self._compiled.grammar)
 
     def matcher(self) -> XgrammarMatcher:
         """A new matcher at the start."""

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from pathlib import Path
 
-from tests.serving.models import demo_model
+from tests.serving.models import SHARED, demo_model, dummy_model
 
 
 def main() -> None:
     """Run what the command line names, everything where it names nothing."""
     wanted = set(sys.argv[1:]) or {"steps", "gate", "trie", "first_token"}
     model = demo_model()
+    qwen = SHARED / "data" / "qwen3"
     if "steps" in wanted:
         from scripts.lib.bench import steps
 
-        steps.run(model)
+        steps.run("the demo model's 49,152 ids", model)
+        if qwen.is_dir():
+            steps.run("Qwen3's 151,936 ids", dummy_model(Path(tempfile.mkdtemp()) / "qwen3"))
     if wanted & {"gate", "trie"}:
         from transformers import AutoTokenizer
 
         from scripts.lib.bench import gate, trie
-        from tests.serving.models import SHARED
         from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 
-        qwen = SHARED / "data" / "qwen3"
         tokenizer = AutoTokenizer.from_pretrained(qwen if qwen.is_dir() else model)
         engine = XgrammarEngine.for_tokenizer(tokenizer, 151_936 if qwen.is_dir() else len(tokenizer))
         if "gate" in wanted:

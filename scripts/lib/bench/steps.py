@@ -39,13 +39,11 @@ BAR = 1.1
 ROUNDS = 30
 
 
-def run(model: Path) -> None:
-    """Print the table."""
+def run(name: str, model: Path) -> None:
+    """Print the table for a model's vocabulary."""
     ours, theirs = manager(model, "lazy"), manager(model, "xgrammar")
     tokens = tokens_of(ours.tokenizer, VALUE)
-    print(
-        f"\nStep cost: grammar_bitmask + accept_tokens, {len(tokens)} steps of one JSON answer, us per request and step"
-    )
+    print(f"\nStep cost: {len(tokens)} steps of one JSON answer, {name}, us per request and step")
     print("| requests | ours, vLLM's xgrammar backend, ratio |\n| --- | --- |")
     for count in (1, 32, 256):
         rounds = ROUNDS if count < 256 else 10

@@ -1,0 +1,243 @@
+"""Leading out: near the end of a request's budget its rows lose the tokens behind which the grammar could no longer be completed.
+
+The text since the grammar began hangs on the position as a chain, newest part first; what was read of it is kept, so a look costs what came since.
+How near the end is, is looked at rarely while it is far: each time another eighth of the distance is gone.
+
+Invariants:
+- A row is a function of position and budget; nothing is looked at above `FIRST` tokens, and nothing is changed above `far(shortest)` of them.
+- Rows only lose bits, and never the last ones: where a budget can not be kept the row is left as it was, and the trace says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from weakref import WeakKeyDictionary, ref
+
+import numpy as np
+
+from vllm_lazy_grammar.core.endings import Endings
+from vllm_lazy_grammar.core.pieces import Pieces
+from vllm_lazy_grammar.core.rows import IdSet, is_allowed, open_row
+from vllm_lazy_grammar.core.shortest import TooMuchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm_lazy_grammar.core.byte_trie import ByteTrie
+    from vllm_lazy_grammar.core.compiles import Compile
+    from vllm_lazy_grammar.core.inside import Inside
+    from vllm_lazy_grammar.core.journal import Position, Text
+    from vllm_lazy_grammar.core.matcher import CompiledGrammar, Matcher, Row
+    from vllm_lazy_grammar.core.network import Network
+    from vllm_lazy_grammar.core.trace import Trace
+    from vllm_lazy_grammar.core.vocabulary import Vocabulary
+
+FIRST = 1024
+"""Tokens left above which nothing is looked at."""
+
+
+WAIT = 128
+"""Tokens left from which on endings that are still being worked out are waited for."""
+
+_SETS = 8
+"""Sets of ids that are never text, for which a grammar's endings are kept."""
+
+
+def far(shortest: int) -> int:
+    """Tokens left above which rows are those without a budget."""
+    return 4 * shortest + 64
+
+
+@runtime_checkable
+class HasNetwork(Protocol):
+    """A compiled grammar that can show its states."""
+
+    def network(self) -> Network | None:
+        """The grammar as a network; None where it can not be shown."""
+
+
+class Prepared:
+    """The endings of one grammar, worked out by whoever asks first. Thread-safe: others wait for that one, and for nobody else.
+
+    Args:
+        make: works them out; None where they can not be found out.
+    """
+
+    def __init__(self, make: Callable[[], Endings | None]) -> None:
+        self._make: Callable[[], Endings | None] | None = make
+        self._endings: Endings | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `get` answers without working anything out."""
+        return self._make is None
+
+    def get(self) -> Endings | None:
+        """The endings; None where they can not be found out."""
+        with self._lock:
+            if self._make is not None:
+                self._endings, self._make = self._make(), None
+        return self._endings
+
+
+class EndingsStore:
+    """The endings of all grammars of one engine. Thread-safe; its lock is never held while something is worked out.
+
+    Args:
+        vocabulary: the model's.
+        trie: its pieces.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, trie: ByteTrie) -> None:
+        self.vocabulary, self._trie = vocabulary, trie
+        self._found: WeakKeyDictionary[CompiledGrammar, OrderedDict[frozenset[int], Prepared]] = WeakKeyDictionary()
+        self._pieces = lru_cache(_SETS)(partial(Pieces, trie))
+        self._lock = threading.Lock()
+
+    def get(self, grammar: CompiledGrammar, never: frozenset[int]) -> Prepared:
+        """The endings of a grammar where the ids in `never` are not text, there or to come; a worker may call `Prepared.get` ahead."""
+        with self._lock:
+            known = self._found.setdefault(grammar, OrderedDict())
+            if never not in known:
+                known[never] = Prepared(partial(self._made, ref(grammar), never))
+                if len(known) > _SETS:
+                    known.popitem(last=False)
+            return known[never]
+
+    def _made(self, held: ref[CompiledGrammar], never: frozenset[int]) -> Endings | None:
+        grammar = held()
+        network = grammar.network() if isinstance(grammar, HasNetwork) else None
+        if network is None:
+            return None
+        try:
+            endings = Endings(network, self._pieces(never), self.vocabulary.row_words)
+            endings.needs(endings.start)
+        except TooMuchError:
+            return None
+        return endings
+
+
+class LeadingOut:
+    """One request's way out.
+
+    Args:
+        store: the endings of its grammar.
+        inside: what the grammar takes, and the stop ids.
+        compile_: the grammar; joined by whoever asks for a row before this does.
+        trace: told where the budget can not be kept.
+    """
+
+    def __init__(self, store: EndingsStore, inside: Inside, compile_: Compile, trace: Trace) -> None:
+        self._store, self._inside, self._compile, self._trace = store, inside, compile_, trace
+        self._never = inside.control.ids | inside.stop_ids
+        self._kept = 1 if inside.stop_ids else 0
+        self._stops = IdSet(inside.stop_ids, inside.vocabulary.size)
+        self._single = {token: IdSet([token], inside.vocabulary.size) for token in inside.control.spelled}
+        self._matcher: Matcher | None = None
+        self._look_at = FIRST
+        self._marks: dict[int, tuple[Text | None, int]] = {}
+
+    def fork(self) -> Self:
+        """The same for another session at the same position."""
+        twin = copy.copy(self)
+        twin._marks = {}  # noqa: SLF001 -- our own twin
+        twin._matcher = None  # noqa: SLF001 -- our own twin
+        return twin
+
+    def shortest(self, remaining: int) -> int | None:
+        """Tokens of the grammar's shortest text, the stop id included; None where that is not known, or not yet and there is time. Joins the compile."""
+        if self._compile.future.exception() is not None:
+            return None
+        endings = self._endings(remaining)
+        return None if endings is None else endings.needs(endings.start) + self._kept
+
+    def _endings(self, remaining: int) -> Endings | None:
+        prepared = self._store.get(self._compile.result(), self._never)
+        if not prepared.ready and remaining > WAIT:
+            return None
+        endings = prepared.get()
+        self._trace.budget_lost |= endings is None
+        return endings
+
+    def lead(self, at: Position, row: Row, remaining: int, *, masks: bool) -> bool:
+        """Clear what would not fit into the budget.
+
+        Args:
+            at: inside the grammar.
+            row: the position's row.
+            remaining: tokens that may still be sampled, the next one included.
+            masks: whether the row masks anything.
+
+        Returns:
+            Whether the row masks anything now.
+        """
+        if at.matcher is not self._matcher:
+            self._matcher, self._look_at = at.matcher, FIRST
+            self._marks.clear()
+        if remaining > self._look_at:
+            return masks
+        try:
+            return self._led(at, row, remaining, masks=masks)
+        except TooMuchError:
+            self._trace.budget_lost = True
+            return masks
+
+    def _led(self, at: Position, row: Row, remaining: int, *, masks: bool) -> bool:
+        endings = self._endings(remaining)
+        if endings is None:
+            return masks
+        is_first = not self._marks
+        stand = self._stand(endings, at)
+        needs = endings.needs(stand) + self._kept
+        if needs > remaining:
+            if is_first:
+                self._trace.needed = needs
+            return masks
+        distance = remaining - far(needs)
+        if distance > 0:
+            self._look_at = remaining - max(1, distance // 8)
+            return masks
+        return self._cleared(endings, stand, row, remaining - 1 - self._kept, masks=masks)
+
+    def _cleared(self, endings: Endings, stand: int, row: Row, limit: int, *, masks: bool) -> bool:
+        if not masks:
+            np.copyto(row, open_row(self._store.vocabulary))
+            if not endings.needs(stand):
+                self._stops.allow(row)
+        cleared = endings.mask(stand, row, limit)
+        for token, single in self._single.items():
+            if is_allowed(row, token, self._store.vocabulary.size) and token not in self._inside.stop_ids:
+                behind = endings.advance(stand, token, self._inside.vocabulary.piece(token))
+                if endings.needs(behind) > limit:
+                    single.mask(row)
+                    cleared = True
+        if not masks and not cleared:
+            row.fill(-1)
+        return masks or cleared
+
+    def _stand(self, endings: Endings, at: Position) -> int:
+        """The stand behind a position's text: read from the last place that was read before."""
+        parts: list[int | bytes] = []
+        text, depth = at.text, at.steps
+        while text is not None and self._mark(text, depth) is None:
+            text, part = text
+            parts.append(part)
+            depth -= 1
+        known = None if text is None else self._mark(text, depth)
+        stand = endings.start if known is None else known
+        for part in reversed(parts):
+            stand = endings.advance(
+                stand, part, part if isinstance(part, bytes) else self._inside.vocabulary.piece(part)
+            )
+        self._marks[at.steps] = (at.text, stand)
+        return stand
+
+    def _mark(self, text: Text, depth: int) -> int | None:
+        """The stand behind a text that was read before; None where it was not."""
+        mark = self._marks.get(depth)
+        return mark[1] if mark is not None and mark[0] is text else None

@@ -1,0 +1,76 @@
+"""The vocabulary's trie as the search for short endings walks it: one byte down, does a token end here, which bytes make long tokens.
+
+Invariants:
+- Excluded ids are never the end of a token; special tokens are not in the trie at all.
+- Node 0 is the root; no byte leads to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_lazy_grammar.core.byte_trie import ByteTrie
+
+_RUN = 8
+
+
+class Pieces:
+    """Tokens as nodes of a trie.
+
+    Args:
+        trie: its pieces.
+        excluded: ids that are never text: control tokens and stop ids.
+
+    Attributes:
+        complete: every byte has a token of its own.
+    """
+
+    def __init__(self, trie: ByteTrie, excluded: frozenset[int]) -> None:
+        self.nodes = trie.nodes
+        self._excluded = excluded
+        self._children: dict[int, dict[int, int]] = {}
+        self._ends: dict[int, bool] = {}
+        singles = (self.child(0, byte) for byte in range(256))
+        self.complete = all(node and self.ends(node) for node in singles)
+        self._runs = {byte: self._run(byte) for byte in range(256)}
+
+    def child(self, node: int, byte: int) -> int:
+        """The node behind one byte more; 0 where no token goes on so."""
+        children = self._children.get(node)
+        if children is None:
+            children = self._children[node] = self._read(node)
+        return children.get(byte, 0)
+
+    def _read(self, node: int) -> dict[int, int]:
+        edges, skips = self.nodes.edges, self.nodes.skips
+        end = int(skips[node]) if node else len(edges)
+        children, below = {}, node + 1
+        while below < end:
+            children[int(edges[below])] = below
+            below = int(skips[below])
+        return children
+
+    def ends(self, node: int) -> bool:
+        """Whether a token ends here."""
+        known = self._ends.get(node)
+        if known is None:
+            first, last = int(self.nodes.firsts[node]), int(self.nodes.firsts[node + 1])
+            here = self.nodes.tokens[first:last].tolist()
+            known = self._ends[node] = any(token not in self._excluded for token in here)
+        return known
+
+    def _run(self, byte: int) -> int:
+        node = length = deepest = 0
+        while node := self.child(node, byte):
+            length += 1
+            deepest = length if self.ends(node) else deepest
+        return deepest
+
+    def rank(self, byte: int) -> tuple[bool, int, int]:
+        """Order in which bytes that lead to the same state are worth trying: those that tokens repeat some times come first.
+
+        Runs of dozens (blanks, dashes) make as many places to stop at, for little.
+        """
+        run = self._runs[byte]
+        return run > _RUN, -run, byte
