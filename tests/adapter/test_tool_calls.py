@@ -346,27 +346,35 @@ def test_memory_of_requests_is_bounded_in_bytes(serving):
 
 
 def test_tools_are_judged_off_the_event_loop_before_anything_is_rendered(serving, frontend, checks, monkeypatch):
-    parser, threads = serving(), []
-    prepare = parser.lazy_calls.prepare
+    parser, threads, judged = serving(), [], []
+    make = parser.lazy_calls._remembered
     monkeypatch.setattr(
-        parser.lazy_calls, "prepare", lambda r: (threads.append(threading.current_thread()), prepare(r))
+        parser.lazy_calls, "_remembered", lambda asked: (threads.append(threading.current_thread()), make(asked))[1]
     )
     server = SimpleNamespace(
         model_config=next(iter(frontend._front_ends.values()))._model_config(),
         online_renderer=SimpleNamespace(parser=parser),
         renderer=SimpleNamespace(tokenizer=small_tokenizer("hermes")),
     )
-    request, judged = chat(), []
+    request = chat("required")
 
     async def current(self, request):
         judged.append(len(checks))
-        request.tools = None
+        adjusted(parser, request)
         return "rendered"
 
-    assert asyncio.run(frontend.rendering(current)(server, request)) == "rendered"
+    async def served():
+        monkeypatch.setattr(frontend, "judge_off_loop", nothing)
+        return await frontend.rendering(current)(server, request)
+
+    async def nothing(*args):
+        pass
+
+    assert asyncio.run(served()) == "rendered"
     assert judged == [2]
-    assert threads
-    assert threads[0] is not threading.main_thread()
+    (thread,) = threads
+    assert thread is not threading.main_thread()
+    assert options(request)["mandatory"] == 1
 
 
 def test_a_grammar_that_was_made_here_is_judged_by_us_alone(serving, checks):

@@ -17,7 +17,7 @@ import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.structured_output.request import get_structured_output_key
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.adapter.tool_calls import ToolCalls
     from vllm_lazy_grammar.core.matcher import GrammarKey
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
+
+T = TypeVar("T")
 
 _REMEMBERED = 4096
 """Digests kept per engine: 32 bytes each."""
@@ -297,8 +299,8 @@ async def judge_off_loop(params: Any, model_config: Any, config: Any, tokenizer:
     await _off_loop(partial(params._validate_structured_outputs, model_config, config, tokenizer))  # noqa: SLF001 -- our seam
 
 
-async def _off_loop(work: Callable[[], object]) -> None:
-    await asyncio.get_running_loop().run_in_executor(_checks, work)
+async def _off_loop(work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_checks, work)
 
 
 def adding(current: Callable[..., Any]) -> Callable[..., Any]:
@@ -332,7 +334,7 @@ def rendering(current: Callable[..., Any]) -> Callable[..., Any]:
         with as_client_errors():
             refuse_ignored(request)
             if getattr(request, "tools", None) and (calls := served_calls(self)) is not None:
-                await _off_loop(partial(calls.prepare, request))
+                calls.keep(request, await _off_loop(partial(calls.made, request)))
         result = await current(self, request, *args, **kwargs)
         structured = request.extract_structured_outputs()
         if structured is not None or request.vllm_xargs:

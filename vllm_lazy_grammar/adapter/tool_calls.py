@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,9 @@ class Made:
     extra: Mapping[str, Any]
 
 
+_kept: ContextVar[tuple[Any, Made | None] | None] = ContextVar("lazy_grammar_tools", default=None)
+
+
 class ToolCalls:
     """What a server does for requests with tools. Thread-safe by one lock.
 
@@ -96,16 +100,15 @@ class ToolCalls:
         self._held = 0
         self._lock = threading.Lock()
 
-    def prepare(self, request: Any) -> None:
-        """Do what `made` will need, on a thread that may take its time. RequestError as there."""
-        self.made(request)
-
     def made(self, request: Any) -> Made | None:
-        """What to write into a request; None where nothing is: it has no tools, or is vLLM's business.
+        """What to write into a request; None where nothing is: it has no tools, or is vLLM's business. May take long where tools are new.
 
         Raises:
             RequestError: a tool or a choice that can not be served; names it.
         """
+        kept = _kept.get()
+        if kept is not None and kept[0] is request:
+            return kept[1]
         asked = self._read(request)
         if asked is None:
             return None
@@ -114,6 +117,10 @@ class ToolCalls:
             return None
         self._front_end.vouch(made.key)
         return replace(made, spec=_within_budget(made.spec, request))
+
+    def keep(self, request: Any, made: Made | None) -> None:
+        """Note what another thread made of a request, for the task that goes on with it."""
+        _kept.set((request, made))
 
     def _read(self, request: Any) -> Asked | None:
         """None where nothing of ours is to be written."""
