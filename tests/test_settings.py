@@ -29,7 +29,18 @@ def test_the_defaults_are_those_of_the_documentation():
         "row_cache_mb": 256,
         "trigger_timeout_ms": 5.0,
         "frontend_check_ms": 20.0,
+<<<<<<< HEAD
         "threads": 8,
+=======
+        "threads": 2,
+        "force_after": 128,
+        "max_tool_calls": 16,
+        "mask_opener_on_none": True,
+        "tool_argument_spelling": "trained",
+        "unknown_tool_parser": "refuse",
+        "presets_dir": "",
+        "tool_cache_mb": 16,
+>>>>>>> toolserve
     }
 
 
@@ -77,6 +88,13 @@ def test_an_unknown_key_is_refused_with_the_list_of_known_ones():
         ("frontend_check_ms", -0.5),
         ("threads", -1),
         ("threads", []),
+        ("force_after", -1),
+        ("max_tool_calls", 0),
+        ("mask_opener_on_none", 0),
+        ("tool_argument_spelling", "free"),
+        ("tool_argument_spelling", True),
+        ("unknown_tool_parser", "ignore"),
+        ("presets_dir", 3),
     ],
 )
 def test_a_wrong_type_or_range_is_refused_with_field_and_value(name, value):

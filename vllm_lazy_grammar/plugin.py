@@ -50,6 +50,10 @@ _OFFLINE_BEAMS = "vllm.entrypoints.generate.beam_search.offline"
 _CHAT = "vllm.entrypoints.openai.chat_completion"
 _COMPLETION = "vllm.entrypoints.openai.completion"
 _RESPONSES = "vllm.entrypoints.openai.responses"
+_RENDERER = "vllm.renderers.online_renderer"
+_MAIN = "vllm.entrypoints.cli.main"
+_PARSE = "vllm.parser.abstract_parser"
+_DELTA = ("delta_text", "delta_token_ids")
 
 _GRAMMAR_METHODS = frozenset({"accept_tokens", "validate_tokens", "rollback", "fill_bitmask", "is_terminated", "reset"})
 _BACKEND_METHODS = frozenset({"compile_grammar", "allocate_token_bitmask", "destroy"})
@@ -85,7 +89,7 @@ def facts() -> list[str]:
 @functools.cache
 def table() -> Table:
     """The one table of this process."""
-    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_servers())
+    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_servers(), *_tools())
     return Table(seams, version=_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
 
@@ -181,35 +185,20 @@ def _command_line() -> list[Seam]:
         "why": f"{cli_flags.FLAG} names the backend",
         "until": "vLLM lets plugins add flags before it parses",
     }
+    parsed = Parameters(parse, ("self", "args", "namespace")), LooksUp(Target(_MAIN, "main"), "parse_args")
+    loaded = (
+        Parameters(load, ("self", "file_path")),
+        LooksUp(Target(_PARSER, "FlexibleArgumentParser._pull_args_from_config"), "load_config_file"),
+    )
+    added = (
+        Parameters(add, ("parser",)),
+        LooksUp(add_async, "EngineArgs"),
+        LooksUp(add_async, "load_general_plugins"),
+    )
     return [
-        Seam(
-            parse,
-            cli_flags.parsing,
-            checks=(
-                Parameters(parse, ("self", "args", "namespace")),
-                LooksUp(Target("vllm.entrypoints.cli.main", "main"), "parse_args"),
-            ),
-            **shared,
-        ),
-        Seam(
-            load,
-            cli_flags.reading_file,
-            checks=(
-                Parameters(load, ("self", "file_path")),
-                LooksUp(Target(_PARSER, "FlexibleArgumentParser._pull_args_from_config"), "load_config_file"),
-            ),
-            **shared,
-        ),
-        Seam(
-            add,
-            cli_flags.adding_flags,
-            checks=(
-                Parameters(add, ("parser",)),
-                LooksUp(add_async, "EngineArgs"),
-                LooksUp(add_async, "load_general_plugins"),
-            ),
-            **shared,
-        ),
+        Seam(parse, cli_flags.parsing, checks=parsed, **shared),
+        Seam(load, cli_flags.reading_file, checks=loaded, **shared),
+        Seam(add, cli_flags.adding_flags, checks=added, **shared),
     ]
 
 
@@ -301,21 +290,14 @@ def _requests() -> list[Seam]:
 def _servers() -> list[Seam]:
     from vllm_lazy_grammar.adapter import frontend, refusals
 
+    render = frontend.rendering
     offline = Target(_OFFLINE_BEAMS, "BeamSearchOfflineMixin.beam_search")
     chat, completion, responses = "OpenAIServingChat", "OpenAIServingCompletion", "OpenAIServingResponses"
     return [
-        _rendering(frontend.rendering, _CHAT, f"{chat}.render_chat_request", f"{chat}._create_chat_completion"),
+        _rendering(render, _CHAT, f"{chat}.render_chat_request", f"{chat}._create_chat_completion"),
+        _rendering(render, _COMPLETION, f"{completion}.render_completion_request", f"{completion}._create_completion"),
         _rendering(
-            frontend.rendering,
-            _COMPLETION,
-            f"{completion}.render_completion_request",
-            f"{completion}._create_completion",
-        ),
-        _rendering(
-            frontend.rendering,
-            _RESPONSES,
-            f"{responses}._render_resolved_response_inputs",
-            f"{responses}._create_responses",
+            render, _RESPONSES, f"{responses}._render_resolved_response_inputs", f"{responses}._create_responses"
         ),
         Seam(
             offline,
@@ -324,6 +306,39 @@ def _servers() -> list[Seam]:
             until="vLLM's beam search asks the configured backend",
             checks=(Parameters(offline, ("self", "prompts", "params")), LooksUp(offline, "llm_engine")),
         ),
+    ]
+
+
+def _tools() -> list[Seam]:
+    from vllm_lazy_grammar.adapter import tool_parsers
+
+    get = Target("vllm.parser.parser_manager", "ParserManager.get_parser")
+    parser = "DelegatingParser.{}"
+    looks = (
+        (_RENDERER, "OnlineRenderer.__init__", "get_parser"),
+        (f"{_CHAT}.serving", "OpenAIServingChat.__init__", "get_parser"),
+        (f"{_RESPONSES}.serving", "OpenAIServingResponses.__init__", "get_parser"),
+        (_RENDERER, "OnlineRenderer.preprocess_chat", "always_adjust_request"),
+        (_RENDERER, "OnlineRenderer.preprocess_chat", "adjust_request"),
+        (_PARSE, parser.format("adjust_request"), "_apply_structural_tag"),
+        (_PARSE, parser.format("_extract_tool_calls"), "supports_required_and_named"),
+        (_PARSE, parser.format("_extract_tool_calls_streaming"), "supports_required_and_named"),
+    )
+    return [
+        Seam(
+            get,
+            tool_parsers.getting_parser,
+            why="requests with tools get a grammar that waits for the call",
+            until="vLLM's tool parsers ask the structured output backend for their grammar",
+            checks=(
+                *(Accepts(get, name) for name in ("model_name", "tool_parser_name", "is_harmony", "tokenizer")),
+                *(LooksUp(Target(module, path), name) for module, path, name in looks),
+                Parameters(Target(_PARSE, parser.format("parse")), ("self", "model_output", "request")),
+                Parameters(Target(_PARSE, parser.format("parse_delta")), ("self", *_DELTA, "request")),
+                Parameters(Target("vllm.tool_parsers.utils", "get_function_tools"), ("tools",)),
+                Parameters(Target(_PARSE, "structured_outputs_to_format"), ("params",)),
+            ),
+        )
     ]
 
 

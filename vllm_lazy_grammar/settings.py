@@ -24,6 +24,15 @@ def _setting(default: float, least: float, help_text: str) -> Any:
     return field(default=default, metadata={"least": least, "help": help_text})
 
 
+def _word(default: str, *others: str) -> Any:
+    words = (default, *others)
+    return field(default=default, metadata={"words": words, "help": f"one of {', '.join(words)}"})
+
+
+def _folder() -> Any:
+    return field(default="", metadata={"help": "the path of a folder, as text"})
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What an operator can set.
@@ -37,6 +46,14 @@ class Settings:
         trigger_timeout_ms: how long the trigger patterns may take for one token; past it the request ends with an error.
         frontend_check_ms: how long the check "can this grammar take this trigger's text" may take; past it the check is skipped.
         threads: worker threads that compile and prewarm; more than cores, so that a few slow grammars do not hold up all others; 0 does the same work inline.
+        force_after: with ``tool_choice`` required or a named function: tokens of prose before the call is led into, at most; half of ``max_tokens``
+            where that is less. 0 asks for the call at once.
+        max_tool_calls: calls that one answer may hold; ``parallel_tool_calls: false`` allows one.
+        mask_opener_on_none: with ``tool_choice: none``, mask what would open a call.
+        tool_argument_spelling: ``trained``: arguments are written with the blanks that the model's family was trained on; ``any``: with any.
+        unknown_tool_parser: a ``--tool-call-parser`` without a preset: ``refuse`` the start, or ``leave`` it as vLLM has it, with one warning.
+        presets_dir: a folder of preset files (``*.toml``) of your own, which come before the package's.
+        tool_cache_mb: grammars' sources made from tools are kept up to this size, in MB.
     """
 
     prewarm: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
@@ -47,6 +64,13 @@ class Settings:
     trigger_timeout_ms: float = _setting(5.0, 0.1, "a number of milliseconds, 0.1 or more")
     frontend_check_ms: float = _setting(20.0, 0, "a number of milliseconds, 0 or more")
     threads: int = _setting(8, 0, "a whole number of threads, 0 or more")
+    force_after: int = _setting(128, 0, "a whole number of tokens, 0 or more")
+    max_tool_calls: int = _setting(16, 1, "a whole number of calls, 1 or more")
+    mask_opener_on_none: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
+    tool_argument_spelling: str = _word("trained", "any")
+    unknown_tool_parser: str = _word("refuse", "leave")
+    presets_dir: str = _folder()
+    tool_cache_mb: int = _setting(16, 1, "a whole number of MB, 1 or more")
 
     @classmethod
     def from_additional_config(cls, config: object) -> Self:
@@ -69,7 +93,15 @@ class Settings:
 
 def _checked(name: str, value: object, kind: type, metadata: Mapping[str, Any]) -> Any:
     """The value in its setting's type; a whole number will do for a float, true and false are no numbers."""
+    if kind is str:
+        return _checked_text(name, value, metadata)
     fits = isinstance(value, bool) if kind is bool else isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not fits or not metadata["least"] <= value < float("inf"):  # type: ignore[operator]  # a number, by `fits`
         raise SettingsError(f"{_FIELD}.{name}", value, f"must be {metadata['help']}")
     return kind(value)
+
+
+def _checked_text(name: str, value: object, metadata: Mapping[str, Any]) -> str:
+    if not isinstance(value, str) or value not in metadata.get("words", (value,)):
+        raise SettingsError(f"{_FIELD}.{name}", value, f"must be {metadata['help']}")
+    return value

@@ -1,8 +1,8 @@
-"""The demo: a real server with `--guided-decoding-backend lazy`, three answers in colour, then 20 requests with and without.
+"""The demo: a real server with `--guided-decoding-backend lazy`, three answers and a tool call in colour, then 20 requests with and without.
 
 Invariants:
 - The server is ended however the demo ends.
-- It fails where an answer whose trigger fired, and which ended by itself, does not obey the schema.
+- It fails where an answer whose trigger fired, and which ended by itself, does not obey the schema, or a call does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import jsonschema
 
-from tests.serving.servers import LAZY, MODEL, Server, ServerError, lazy
+from tests.serving.servers import DEMO, MODEL, Server, ServerError, lazy
 
 MARKER = "<answer>"
 SCHEMA: dict[str, Any] = {
@@ -48,6 +48,15 @@ CITY: dict[str, Any] = {
         "rivers": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 1, "maxItems": 2},
     },
     "required": ["city", "continent", "rivers"],
+    "additionalProperties": False,
+}
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 1, "maxLength": 30},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+    },
+    "required": ["city", "days"],
     "additionalProperties": False,
 }
 LAZILY = lazy({"json": SCHEMA}, f"word:{MARKER}", grammar_start="after")
@@ -167,9 +176,29 @@ def show_three(server: Server) -> None:
     show("3. No trigger: the schema holds from the first token.", question, "", answer.text)
 
 
+def show_call(server: Server) -> str:
+    """A tool call that must come, behind free prose. What is wrong with it; empty where nothing is."""
+    question = "What will the weather be in Paris for the next 3 days?"
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+    create: Any = server.client.chat.completions.create
+    messages = [{"role": "user", "content": question}]
+    choice = create(
+        model=MODEL, messages=messages, tools=[tool], tool_choice="required", max_tokens=200, temperature=0
+    ).choices[0]
+    calls = [f"{call.function.name}({call.function.arguments})" for call in choice.message.tool_calls or ()]
+    title = "4. A tool call that must come (tool_choice required, not strict): prose is free, the call obeys the tool's schema."
+    show(title, question, choice.message.content or "", "\n".join(["", *calls]))
+    try:
+        for call in choice.message.tool_calls or ():
+            jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+    except (ValueError, jsonschema.ValidationError) as error:
+        return f"the call is wrong: {error}"
+    return "" if calls else "there is no call"
+
+
 def compare(server: Server) -> tuple[list[Answer], list[Answer]]:
     """All reviews at once, unconstrained and lazy; the answers in the reviews' order."""
-    say(f"\n4. {len(REVIEWS)} requests side by side, unconstrained and lazy, all at once:")
+    say(f"\n5. {len(REVIEWS)} requests side by side, unconstrained and lazy, all at once:")
     jobs = [(review, extra) for extra in ({}, LAZILY) for review in REVIEWS]
     with ThreadPoolExecutor(len(jobs)) as pool:
         futures = [pool.submit(ask, server, review_messages(review), extra) for review, extra in jobs]
@@ -197,11 +226,11 @@ def show_comparison(free: list[Answer], held: list[Answer]) -> None:
 
 def start(log_path: Path) -> Server:
     """The server, with its command line and the seconds it took."""
-    say("$ vllm " + shlex.join(LAZY.command(LAZY.model_path(), 8000)[1:]))
+    say("$ vllm " + shlex.join(DEMO.command(DEMO.model_path(), 8000)[1:]))
     say("  starting (half a minute on two cores) ...")
     began = time.monotonic()
     try:
-        server = Server.start(LAZY, log_path)
+        server = Server.start(DEMO, log_path)
     except ServerError as error:
         raise SystemExit(f"the server did not start:\n{error}") from error
     say(f"  up after {time.monotonic() - began:.0f} s on port {server.port}")
@@ -209,12 +238,13 @@ def start(log_path: Path) -> Server:
 
 
 def main() -> int:
-    """Run it; 0 where every lazy answer that fired and ended by itself obeys the schema."""
+    """Run it; 0 where every lazy answer that fired and ended by itself obeys the schema, and the call its tool's."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended then too
     with tempfile.TemporaryDirectory(prefix="lazy-grammar-demo-") as folder:
         server = start(Path(folder) / "server.log")
         try:
             show_three(server)
+            wrong = show_call(server)
             free, held = compare(server)
             show_comparison(free, held)
         finally:
@@ -222,7 +252,9 @@ def main() -> int:
     broken = [answer for answer in held if answer.fired and answer.finish == "stop" and answer.complaint()]
     for answer in broken:
         say(f"   BROKEN: {answer.complaint()}: {answer.text!r}")
-    return 1 if broken else 0
+    if wrong:
+        say(f"   BROKEN: {wrong}")
+    return 1 if broken or wrong else 0
 
 
 if __name__ == "__main__":

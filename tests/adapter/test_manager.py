@@ -102,6 +102,18 @@ def test_rows_straight_from_the_sessions_equal_those_that_vllm_lays_out(engine):
     assert (fast != -1).any()
 
 
+def test_the_end_of_the_prompt_is_what_patterns_see_where_a_request_names_the_marker_that_begins_it(engine):
+    pattern = {**LAZILY, "grammar_triggers": [r"pattern:^<\|im_start\|>(<x>)"]}
+    without, within = (
+        engine.request(pattern, json=SCHEMA),
+        engine.request({**pattern, "grammar_context": "<|im_start|>"}, json=SCHEMA),
+    )
+    for request in (without, within):
+        assert engine.accept(request, "<x>")
+    sessions = [request.structured_output_request.grammar.session for request in (without, within)]
+    assert [session.phase.value in ("pending", "inside") for session in sessions] == [False, True]
+
+
 def test_eight_children_of_one_request_compile_once(engine):
     schema = {**SCHEMA, "title": "eight"}
     key_count = len(engine.manager.backend.store) if engine.manager.backend else 0

@@ -112,6 +112,21 @@ MISTRAL = Flags(
     model="mistral",
     args=(*LAZY.args, "--tokenizer-mode", "mistral", "--config-format", "mistral"),
 )
+
+
+def tool_flags(parser: str) -> tuple[str, ...]:
+    """What vLLM needs to be told for tool calls; the demo model's own template knows no tools."""
+    template = ("--chat-template", str(CHECKOUT / "configs/demo_tools.jinja"))
+    return ("--enable-auto-tool-choice", "--tool-call-parser", parser, *template)
+
+
+def calling(parser: str, model: str = "demo", *more: str) -> Flags:
+    """A server that serves tool calls; its answers can be wished for and compared."""
+    return Flags(model, (*LAZY.args, *tool_flags(parser), *_WISHING, *more), dtype="float32")
+
+
+DEMO = Flags(args=(*LAZY.args, *tool_flags("hermes")))
+HERMES = calling("hermes")
 _PLUGINS = ("PYTHONPATH", f"{_PATH}{os.pathsep}{CHECKOUT / 'tests/serving/plugins'}")
 """Folders with vLLM plugins of the tests' own; VLLM_PLUGINS says which of them a server loads."""
 

@@ -11,7 +11,7 @@ from tests.tools.cases import ANY, choice_for, preset_of, tokens_of, vocabulary_
 from tests.tools.rendering import answer_text
 from vllm_lazy_grammar.core.triggers import Trigger, Triggers
 from vllm_lazy_grammar.errors import RequestError
-from vllm_lazy_grammar.tools.choice import MAX_TOOLS, CallSettings, Wanted, choose, read_choice, read_tools
+from vllm_lazy_grammar.tools.choice import MAX_TOOLS, CallSettings, Wanted, beside, choose, read_choice, read_tools
 
 CITY = {
     "type": "object",
@@ -350,3 +350,31 @@ def test_t11_a_quoted_marker_that_is_no_token_is_prose(family):
             assert walking.follow(choice, vocabulary, tokens_of(vocabulary, text)).starts == [], text
         plain = walking.follow(choice, vocabulary, tokens_of(vocabulary, f"So: {opener}"))
         assert plain.starts == [len("So: ")]
+
+
+# -- beside a format -------------------------------------------------------------------------------------------------
+
+NUMBER = json.dumps({"type": "regex", "pattern": "[0-9]+"})
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("42", True),
+        (call("get", GOOD), True),
+        (call("get", GOOD) + "\n" + call("get_weather", GOOD), True),
+        (call("get", GOOD) + call("get", GOOD), True),
+        (call("get", GOOD) * 3, False),
+        ("42" + call("get", GOOD), False),
+        (call("get", GOOD) + "42", False),
+        ("so " + call("get", GOOD), False),
+    ],
+)
+def test_beside_a_format_there_are_calls_or_an_answer_in_it_and_nothing_else(text, whole):
+    key = beside(NUMBER, choice_for("hermes", TOOLS).grammar, 2)
+    matcher = walking.matcher(key)
+    assert (matcher.accept_string(text) and matcher.is_completed()) == whole
+
+
+def test_under_none_a_name_that_the_format_can_not_carry_is_left_out():
+    assert choice_for("qwen3_coder", [tool("a<b"), tool("get")], Wanted("none")) is not None

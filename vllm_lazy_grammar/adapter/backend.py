@@ -173,13 +173,13 @@ class LazyBackend(StructuredOutputBackend):
         if spec is None:
             return Session(inside, compile_)
         triggers = self._triggers(spec, request.stop_ids)
-        gate = Gate(triggers, self.vocabulary, timeout_ms=self.settings.trigger_timeout_ms)
+        gate = Gate(triggers, self.vocabulary, context=request.context, timeout_ms=self.settings.trigger_timeout_ms)
         awaiting = AwaitingRows(self.vocabulary, self.trie, self.rows, triggers, inside, compile_)
         return Session(inside, compile_, spec, gate, awaiting)
 
     def _control(self, request: GrammarRequest) -> ControlTokens:
         words = [] if request.spec is None else [t.source for t in request.spec.triggers]
-        named = self._markers | self.vocabulary.named(words)
+        named = self._markers | self.vocabulary.named((*words, *request.markers))
         return ControlTokens(self.vocabulary, named, "\n".join((request.key.source, *words)))
 
     def compile_grammar(

@@ -17,7 +17,7 @@ import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.structured_output.request import get_structured_output_key
@@ -34,8 +34,11 @@ from vllm_lazy_grammar.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from vllm_lazy_grammar.adapter.tool_calls import ToolCalls
     from vllm_lazy_grammar.core.matcher import GrammarKey
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
+
+T = TypeVar("T")
 
 _REMEMBERED = 4096
 """Digests kept per engine: 32 bytes each."""
@@ -60,6 +63,7 @@ class FrontEnd:
         self._model_config = weakref.ref(model_config)
         self._eos_ids = frozenset(eos_ids)
         self._good: OrderedDict[bytes, None] = OrderedDict()
+        self._made: OrderedDict[bytes, None] = OrderedDict()
         self._vocabulary: tuple[Any, Vocabulary] | None = None
         self._lock = threading.Lock()
 
@@ -81,15 +85,28 @@ class FrontEnd:
             return
         _refuse_other_backend(structured)
         key = _key(structured, compact=self.config.disable_any_whitespace)
-        self._once((key,), partial(self._judge, params, key, theirs))
+        made = key is not None and self._is_made(key)
+        self.once((key, made), partial(self._judge, params, key, None if made else theirs))
         if spec is not None:
             stop_ids = self._stop_ids(params, tokenizer)
-            self._once((key, spec, sorted(stop_ids)), partial(self._judge_triggers, spec, key, tokenizer, stop_ids))
+            judge = partial(self._judge_triggers, spec, None if made else key, tokenizer, stop_ids)
+            self.once((key, spec, sorted(stop_ids), made), judge)
         structured._backend = BACKEND  # noqa: SLF001 -- where vLLM keeps the choice
 
-    def _judge(self, params: Any, key: GrammarKey | None, theirs: Callable[[Any], None]) -> None:
+    def vouch(self, key: GrammarKey) -> None:
+        """Note that we made this grammar ourselves, for triggers of ours: vLLM's own check does not know all that stands in it."""
+        with self._lock:
+            _keep_newest(self._made, _digest((key,)))
+
+    def _is_made(self, key: GrammarKey) -> bool:
+        with self._lock:
+            return _digest((key,)) in self._made
+
+    def _judge(self, params: Any, key: GrammarKey | None, theirs: Callable[[Any], None] | None) -> None:
         if key is not None:
             xgrammar.check(key)
+        if theirs is None:
+            return
         seen = copy.copy(params)
         seen.structured_outputs = copy.copy(params.structured_outputs)
         seen.structured_outputs._backend = None  # noqa: SLF001 -- chosen anew, on the copy
@@ -124,18 +141,33 @@ class FrontEnd:
         own = None if params.ignore_eos else getattr(tokenizer, "eos_token_id", None)
         return frozenset(eos).union(params.stop_token_ids or (), () if own is None else (own,))
 
-    def _once(self, what: object, judge: Callable[[], None]) -> None:
+    @property
+    def model_name(self) -> str | None:
+        """What the operator called the model; None once its configuration is gone."""
+        model_config = self._model_config()
+        return None if model_config is None else getattr(model_config, "model", None)
+
+    def once(self, what: object, judge: Callable[[], None]) -> None:
         """Judge what is not known to be good; two threads may judge the same at once."""
-        digest = hashlib.sha256(repr(what).encode(errors="surrogatepass")).digest()
+        digest = _digest(what)
         with self._lock:
             if digest in self._good:
                 self._good.move_to_end(digest)
                 return
         judge()
         with self._lock:
-            self._good[digest] = None
-            while len(self._good) > _REMEMBERED:
-                self._good.popitem(last=False)
+            _keep_newest(self._good, digest)
+
+
+def _digest(what: object) -> bytes:
+    return hashlib.sha256(repr(what).encode(errors="surrogatepass")).digest()
+
+
+def _keep_newest(digests: OrderedDict[bytes, None], digest: bytes) -> None:
+    digests[digest] = None
+    digests.move_to_end(digest)
+    while len(digests) > _REMEMBERED:
+        digests.popitem(last=False)
 
 
 def _refuse_without_grammar(spec: TriggerSpec | None) -> None:
@@ -179,6 +211,12 @@ def front_end_of(model_config: Any, config: Any) -> FrontEnd:
 def known_front_end(model_config: Any) -> FrontEnd | None:
     """What is kept for this model, where its engine has our backend and was seen in this process."""
     return _front_ends.get(id(model_config))
+
+
+def front_end_of_name(model_name: str | None) -> FrontEnd | None:
+    """The same, by the name that the operator gave the model."""
+    found = (each for each in list(_front_ends.values()) if model_name is not None and each.model_name == model_name)
+    return next(found, None)
 
 
 def _keep(settings: Settings, model_config: Any, config: Any, eos_ids: Iterable[int] = ()) -> FrontEnd:
@@ -258,8 +296,11 @@ _checks = ThreadPoolExecutor(2, thread_name_prefix="lazy-grammar-check")
 
 async def judge_off_loop(params: Any, model_config: Any, config: Any, tokenizer: Any) -> None:
     """Judge SamplingParams on another thread; the judgement that vLLM asks for later, on the event loop, finds it remembered."""
-    check = partial(params._validate_structured_outputs, model_config, config, tokenizer)  # noqa: SLF001 -- our seam
-    await asyncio.get_running_loop().run_in_executor(_checks, check)
+    await _off_loop(partial(params._validate_structured_outputs, model_config, config, tokenizer))  # noqa: SLF001 -- our seam
+
+
+async def _off_loop(work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_checks, work)
 
 
 def adding(current: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,6 +315,12 @@ def adding(current: Callable[..., Any]) -> Callable[..., Any]:
     return add_request
 
 
+def served_calls(serving: Any) -> ToolCalls | None:
+    """What a serving class does for tools; None where it leaves them to vLLM."""
+    parser = getattr(getattr(serving, "online_renderer", None), "parser", None)
+    return getattr(parser, "lazy_calls", None)
+
+
 def rendering(current: Callable[..., Any]) -> Callable[..., Any]:
     """A serving class's method that renders a request's prompt: refuses what vLLM would ignore, and judges the grammar.
 
@@ -286,6 +333,8 @@ def rendering(current: Callable[..., Any]) -> Callable[..., Any]:
             return await current(self, request, *args, **kwargs)
         with as_client_errors():
             refuse_ignored(request)
+            if getattr(request, "tools", None) and (calls := served_calls(self)) is not None:
+                calls.keep(request, await _off_loop(partial(calls.made, request)))
         result = await current(self, request, *args, **kwargs)
         structured = request.extract_structured_outputs()
         if structured is not None or request.vllm_xargs:

@@ -66,7 +66,7 @@ class ServesLazy(_Base):
         # The front end says that reasoning is over where a client does not want to see it; the prompt knows better.
         request.structured_output_request.reasoning_ended = None
         backend = self._lazy_backend()
-        asked = read(request, compact=backend.compact)
+        asked = read(request, backend.vocabulary, compact=backend.compact)
         return backend.eager(asked) if asked.spec is None else backend.lazy(asked)
 
     def _lazy_backend(self) -> LazyBackend:

@@ -14,14 +14,14 @@ import vllm.envs as vllm_envs
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import is_lazy
 from vllm_lazy_grammar.adapter.log import logger
-from vllm_lazy_grammar.core.triggers import KEYS
+from vllm_lazy_grammar.adapter.request import OPTIONS
 from vllm_lazy_grammar.errors import RequestError, SettingsError
 from vllm_lazy_grammar.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_FOREIGN = frozenset({"grammar", "grammar_lazy", "preserved_tokens", *KEYS})
+_FOREIGN = frozenset({"grammar", "grammar_lazy", "preserved_tokens", *OPTIONS})
 """Fields at the top of a request's body that mean something in llama.cpp, and our options written there by mistake."""
 
 _BEAM = "beam search does not obey grammars: set use_beam_search to false, or leave this out"
@@ -29,7 +29,7 @@ _BEAM = "beam search does not obey grammars: set use_beam_search to false, or le
 
 def options_of_ours(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """Those of a request's extra arguments that are ours."""
-    return {name: value for name, value in (extra or {}).items() if name in KEYS}
+    return {name: value for name, value in (extra or {}).items() if name in OPTIONS}
 
 
 def refuse_ignored(request: Any) -> None:

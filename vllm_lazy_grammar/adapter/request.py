@@ -11,14 +11,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from vllm_lazy_grammar.core.matcher import GrammarKey, GrammarKind
-from vllm_lazy_grammar.core.triggers import TriggerSpec
+from vllm_lazy_grammar.core.triggers import KEYS, TriggerSpec
+from vllm_lazy_grammar.core.xargs import PREFIX
 from vllm_lazy_grammar.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
+    from vllm_lazy_grammar.core.vocabulary import Vocabulary
+
 _KINDS = get_args(GrammarKind)
+
+MARKERS = "grammar_markers"
+"""In ``vllm_xargs``: texts of added tokens that are control tokens of this request's grammar."""
+
+CONTEXT = "grammar_context"
+"""In ``vllm_xargs``: the text of the token with which the end of the prompt begins that patterns see."""
+
+OPTIONS = (*KEYS, MARKERS, CONTEXT)
+"""All that is ours in ``vllm_xargs``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +44,24 @@ class GrammarRequest:
         key: the grammar.
         spec: triggers and options; None for an eager grammar.
         stop_ids: every id that ends the turn.
+        markers: texts of added tokens that are control tokens besides those that are special.
+        context: the end of the prompt, as far as the gate sees it.
     """
 
     request_id: str
     key: GrammarKey
     spec: TriggerSpec | None
     stop_ids: frozenset[int]
+    markers: tuple[str, ...] = ()
+    context: bytes = b""
 
 
-def read(request: Request, *, compact: bool) -> GrammarRequest:
+def read(request: Request, vocabulary: Vocabulary, *, compact: bool) -> GrammarRequest:
     """Read a vLLM request that has a structured output.
 
     Args:
         request: vLLM's.
+        vocabulary: the model's.
         compact: the engine's ``disable_any_whitespace``.
 
     Raises:
@@ -56,12 +75,42 @@ def read(request: Request, *, compact: bool) -> GrammarRequest:
         grammar_key(option.name.lower(), source, compact=compact),
         trigger_spec(params),
         frozenset(params.all_stop_token_ids),
+        markers(params.extra_args or {}),
+        _context(context_marker(params.extra_args or {}), request.prompt_token_ids or (), vocabulary),
     )
 
 
 def trigger_spec(params: SamplingParams) -> TriggerSpec | None:
     """The triggers of ``vllm_xargs`` / ``extra_args``; None where there are none."""
-    return TriggerSpec.parse(params.extra_args or {})
+    extra = params.extra_args or {}
+    markers(extra)
+    context_marker(extra)
+    return TriggerSpec.parse({key: value for key, value in extra.items() if key not in (MARKERS, CONTEXT)})
+
+
+def markers(extra: Mapping[str, Any]) -> tuple[str, ...]:
+    """The control tokens that a request names. RequestError where they are no list of texts."""
+    value = extra.get(MARKERS, ())
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+        raise RequestError(f"{PREFIX}{MARKERS}", value, "this is a list of texts of tokens")
+    return tuple(value)
+
+
+def context_marker(extra: Mapping[str, Any]) -> str:
+    """The text of the token that begins the context; empty where there is none. RequestError where it is no text."""
+    value = extra.get(CONTEXT, "")
+    if not isinstance(value, str):
+        raise RequestError(f"{PREFIX}{CONTEXT}", value, "this is the text of a token")
+    return value
+
+
+def _context(marker: str, prompt: Sequence[int], vocabulary: Vocabulary) -> bytes:
+    """The prompt's bytes from its last `marker` on; empty where there is none."""
+    token = vocabulary.token_of(marker) if marker else None
+    if token is None:
+        return b""
+    begin = next((at for at in range(len(prompt) - 1, -1, -1) if prompt[at] == token), len(prompt))
+    return b"".join(vocabulary.piece(each) for each in prompt[begin:])
 
 
 def grammar_key(kind: str, source: str, *, compact: bool) -> GrammarKey:

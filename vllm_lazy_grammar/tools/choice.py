@@ -209,7 +209,7 @@ def choose(  # noqa: PLR0913  (what a call depends on)
     Raises:
         RequestError: a tool that this family can not write; names the tool.
     """
-    named = [tool for tool in tools if wanted.names is None or tool.name in wanted.names]
+    named = callable_tools(tools, wanted)
     if not named:
         return None
     if wanted.mode == "none":
@@ -220,8 +220,28 @@ def choose(  # noqa: PLR0913  (what a call depends on)
     return Choice(spec, grammar, preset.markers, preset.trigger.context)
 
 
+def callable_tools(tools: Sequence[Tool], wanted: Wanted) -> list[Tool]:
+    """Those that may be called."""
+    return [tool for tool in tools if wanted.names is None or tool.name in wanted.names]
+
+
+def beside(other: str, calls: GrammarKey, most: int) -> GrammarKey:
+    """The grammar of an answer that is either calls or something else, and no other prose.
+
+    Args:
+        other: a structural tag's node, as JSON text.
+        calls: the structural tag of one block of calls.
+        most: blocks that an answer may hold.
+    """
+    block = json.loads(calls.source)["format"]
+    more = formats.repeat(formats.sequence([formats.texts(["\n", ""]), block]), 0, most - 1)
+    answer = formats.either([formats.sequence([block, more]), json.loads(other)])
+    return GrammarKey("structural_tag", formats.structural_tag(answer))
+
+
 def _forbidden(tools: Sequence[Tool], preset: Preset, is_token: Callable[[str], bool]) -> Choice:
-    triggers = _openers(preset, is_token, mandatory=False) + _patterns(tools, preset)
+    written = [tool for tool in tools if _is_writable(tool, preset)]
+    triggers = _openers(preset, is_token, mandatory=False) + _patterns(written, preset)
     return Choice(TriggerSpec(tuple(triggers)), _NOTHING, preset.markers, preset.trigger.context)
 
 
@@ -322,6 +342,10 @@ def _call(tool: Tool, preset: Preset, settings: CallSettings) -> Format:
     return formats.either(options)
 
 
+def _is_writable(tool: Tool, preset: Preset) -> bool:
+    return regex.fullmatch(preset.call.name_pattern, tool.name, regex.DOTALL) is not None
+
+
 def _formed(forms: Sequence[str], places: Mapping[str, Format], written: Format) -> Format:
     """Any of the forms. Where they end alike the arguments are there once: they are what costs."""
     heads, tails = zip(*(form.split("{arguments}", 1) for form in forms), strict=True)
@@ -331,7 +355,7 @@ def _formed(forms: Sequence[str], places: Mapping[str, Format], written: Format)
 
 
 def _spelled(tool: Tool, preset: Preset) -> str:
-    if not regex.fullmatch(preset.call.name_pattern, tool.name, regex.DOTALL):
+    if not _is_writable(tool, preset):
         raise RequestError(
             "tools", tool.name, f"the name of tool {tool.name!r} can not be written in the format {preset.family!r}"
         )

@@ -1,0 +1,283 @@
+"""Tool calls on a running server (`spec/tool-calls.md`): what the model would write is wished for, what it may not write it can not.
+
+The demo model speaks no family's format, so a family is its text here: vLLM's own parser of that family finds the calls.
+"""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from tests.serving.calling import (
+    NOTHING,
+    TOOLS,
+    WEATHER,
+    call,
+    is_valid,
+    is_weather,
+    message_call,
+    named,
+    respond_call,
+    streamed_call,
+    tool,
+)
+from tests.serving.servers import HERMES, calling
+from tests.serving.wishes import spell, tokens
+
+hermes = pytest.mark.server(HERMES)
+
+STOP = 2
+THINK, END_THINK, CALL = 8, 10, 11
+"""Ids of `<think>`, `</think>` and `<tool_call>` in the `thinking` model."""
+
+PROSE = "Well, let me see. "
+
+
+def written(name, arguments):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+GET = written("get", "{}")
+PARIS = written("get_weather", '{"city": "Paris", "days": 3}')
+
+
+def wish(*texts):
+    return [token for text in texts for token in spell(text)] + [STOP]
+
+
+# -- auto ------------------------------------------------------------------------------------------------------------
+
+
+@hermes
+def test_c1_a_call_obeys_its_tools_schema_though_no_client_said_strict(server):
+    wrong = written("get_weather", '{"city": "Paris", "days": "three"}')
+    answer = call(server, wishes=wish(PROSE, wrong))
+    assert answer.content.startswith(PROSE.rstrip())
+    (found,) = answer.calls[:1]
+    assert found[0] == "get_weather"
+    assert is_weather(found[1]), found
+
+
+@hermes
+def test_a_valid_call_is_what_the_model_wrote_word_for_word(server):
+    answer = call(server, wishes=wish(PROSE, PARIS))
+    assert answer.calls == [("get_weather", '{"city": "Paris", "days": 3}')]
+    assert (answer.content.strip(), answer.finish) == (PROSE.strip(), "tool_calls")
+
+
+@hermes
+def test_a_tool_that_the_request_does_not_have_can_not_be_called(server):
+    answer = call(server, wishes=wish(written("delete_all", "{}")), max_tokens=220)
+    assert answer.calls
+    assert {name for name, _ in answer.calls} <= {"get", "get_weather"}
+
+
+@hermes
+def test_prose_is_what_it_is_without_tools_to_call(server):
+    plain = call(server, "none", max_tokens=60)
+    assert plain.content
+    assert call(server, "auto", max_tokens=60) == plain
+
+
+@hermes
+def test_t7_prose_call_prose_call_stop(server):
+    wrong = written("get_weather", '{"city": "Rome", "days": 30}')
+    answer = call(server, wishes=wish(PROSE, GET, "\nAnd then ", wrong), max_tokens=260)
+    assert answer.calls[0] == ("get", "{}")
+    assert len(answer.calls) >= 2
+    assert all(is_valid(each) for each in answer.calls)
+
+
+@hermes
+def test_the_turn_may_end_behind_a_call(server):
+    assert call(server, wishes=wish(GET)).finish == "tool_calls"
+
+
+@hermes
+@pytest.mark.parametrize("quote", ["`", '"', "'"])
+def test_t11_a_quoted_opener_is_prose(server, quote):
+    text = f"Write {quote}<tool_call>{quote} before a call."
+    assert call(server, wishes=wish(text)).content == text
+
+
+@hermes
+def test_c5_a_model_that_repeats_its_call_for_ever_gets_sixteen(server):
+    again = tokens(GET + "\n")
+    answer = call(server, wishes=again * 30, max_tokens=1200)
+    assert answer.calls == [("get", "{}")] * 16
+    assert answer.finish == "tool_calls"
+
+
+@hermes
+@pytest.mark.parametrize("choice", ["auto", "required", named("get")])
+def test_c6_without_parallel_calls_there_is_one(server, choice):
+    answer = call(server, choice, wishes=wish(GET, "\n", GET), parallel_tool_calls=False)
+    assert answer.calls == [("get", "{}")]
+    assert answer.finish in ("tool_calls", "stop")
+
+
+@hermes
+def test_c7_names_are_exactly_those_of_the_request(server):
+    odd = 'a.b-c"é'
+    tools = [tool("get", NOTHING), tool("get_weather", NOTHING), tool(odd, NOTHING)]
+    for name in ("get", "get_weather", odd):
+        spelled = json.dumps(name, ensure_ascii=False)[1:-1]
+        answer = call(server, tools=tools, wishes=[*tokens(written(spelled, "{}")), STOP])
+        assert answer.calls == [(name, "{}")]
+
+
+@hermes
+def test_w2_a_call_without_parameters_is_two_braces_and_the_end(server):
+    blanks = written("get", "{" + "\n" * 60)
+    answer = call(server, wishes=wish(blanks), max_tokens=200)
+    assert answer.calls[0] == ("get", "{}")
+
+
+# -- required and named ----------------------------------------------------------------------------------------------
+
+
+@hermes
+@pytest.mark.parametrize("choice", ["required", named("get_weather"), named("get")])
+def test_a_call_that_must_come_comes_behind_free_prose_and_streams_as_it_is(server, choice):
+    whole = call(server, choice)
+    assert whole.content
+    assert whole.calls
+    assert all(is_valid(each) for each in whole.calls)
+    if choice != "required":
+        assert {name for name, _ in whole.calls} == {choice["function"]["name"]}
+    parts = streamed_call(server, choice)
+    assert (parts.calls, parts.content.strip()) == (whole.calls, whole.content.strip())
+
+
+@hermes
+def test_a_turn_that_owes_a_call_can_not_end_before_it_and_the_prose_is_that_of_auto(server):
+    free = call(server, "auto", wishes=[*tokens(PROSE), STOP])
+    assert (free.calls, free.content) == ([], PROSE)
+    owed = call(server, "required", wishes=[*tokens(PROSE), STOP])
+    assert owed.content.startswith(PROSE)
+    assert owed.calls
+    assert all(is_valid(each) for each in owed.calls)
+
+
+@hermes
+def test_c4_prose_is_free_up_to_force_after_and_then_the_call_comes(server):
+    prose = tokens("word " * 400)
+    answer = call(server, named("get"), wishes=prose, max_tokens=512)
+    assert answer.calls == [("get", "{}")]
+    assert answer.content.rstrip() == ("word " * 200)[: len(answer.content.rstrip())]
+    assert len(tokens(answer.content)) in range(126, 130)
+
+
+@hermes
+def test_a_second_call_of_a_named_function_needs_parallel_calls(server):
+    twice = wish(GET, "\n", GET)
+    assert call(server, named("get"), wishes=twice).calls == [("get", "{}")] * 2
+    assert call(server, named("get"), wishes=twice, parallel_tool_calls=False).calls == [("get", "{}")]
+
+
+@hermes
+@pytest.mark.parametrize("stream", [False, True])
+def test_c9_responses_and_messages_call_too(server, stream):
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get"}]}
+    (found,) = respond_call(server, "required", stream=stream)
+    assert is_valid(found)
+    assert respond_call(server, {"type": "function", "name": "get"}, stream=stream)[0] == ("get", "{}")
+    assert respond_call(server, allowed, stream=stream)[0] == ("get", "{}")
+    assert is_valid(message_call(server, {"type": "any"}, stream=stream)[0])
+    assert message_call(server, {"type": "tool", "name": "get"}, stream=stream)[0] == ("get", "{}")
+
+
+# -- none, and formats -----------------------------------------------------------------------------------------------
+
+
+@hermes
+def test_c8_under_none_the_opener_can_not_be_written(server):
+    answer = call(server, "none", wishes=wish(PROSE, PARIS))
+    assert answer.content.startswith(PROSE + "<tool_call")
+    assert "<tool_call>" not in answer.content
+    assert answer.calls == []
+
+
+@hermes
+def test_c10_beside_a_format_there_is_a_call_or_an_answer_in_it(server):
+    number = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": number}}
+    answer = call(server, wishes=wish('{"n": 7}'), response_format=form)
+    assert (answer.content, answer.calls, answer.finish) == ('{"n": 7}', [], "stop")
+    answer = call(server, wishes=wish(PARIS), response_format=form)
+    assert answer.calls == [("get_weather", '{"city": "Paris", "days": 3}')]
+    prose = call(server, wishes=wish(PROSE), response_format=form)
+    assert prose.calls or isinstance(json.loads(prose.content)["n"], int)
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@hermes
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mistake_in_a_tool_is_a_400_that_names_it_and_nothing_else_is_lost(server, stream):
+    broken = tool("bad_one", {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}})
+    ask = streamed_call if stream else call
+    for tools, says in (
+        ([*TOOLS, broken], "'bad_one'"),
+        ([*TOOLS, TOOLS[0]], "'get_weather'"),
+        ([tool("", NOTHING)], "needs a name"),
+        ([tool(f"t{i}", NOTHING) for i in range(2000)], "'t1024'"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=says):
+            ask(server, "required", tools)
+    assert ask(server, "required", wishes=wish(GET)).calls[:1] == [("get", "{}")]
+
+
+# -- other families --------------------------------------------------------------------------------------------------
+
+CITIES = {**WEATHER, "properties": {**WEATHER["properties"], "city": {"enum": ["Paris", "Rome"]}}}
+"""What every family can hold a call to: minimax_m3's format counts no characters (such a tool is a 400 that names it)."""
+
+FAMILIES = ("qwen3_coder", "gemma4", "minimax_m3", "granite4")
+
+
+@pytest.mark.parametrize("parser", [pytest.param(name, marks=pytest.mark.server(calling(name))) for name in FAMILIES])
+@pytest.mark.parametrize("choice", ["required", named("get_weather")])
+def test_c2_hello_under_required_is_a_valid_call_that_the_familys_parser_gives_back(server, parser, choice):
+    tools = [tool("get_weather", CITIES), tool("get", NOTHING)]
+    answer = call(server, choice, tools, prompt="hello", max_tokens=256)
+    assert answer.calls, answer
+    assert all(is_valid(each) for each in answer.calls), answer
+    parts = streamed_call(server, choice, tools, prompt="hello", max_tokens=256)
+    assert [(name, json.loads(text)) for name, text in parts.calls] == [(n, json.loads(t)) for n, t in answer.calls]
+
+
+THINKING = calling("qwen3_coder", "thinking", "--reasoning-parser", "qwen3")
+thinking = pytest.mark.server(THINKING)
+CODER = [
+    "<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n",
+    "\n</parameter>\n</function>\n</tool_call>",
+]
+
+
+@thinking
+def test_c3_a_turn_that_owes_a_call_can_not_end_inside_its_reasoning(server):
+    wishes = [THINK, *tokens("hm "), STOP, STOP, END_THINK, *tokens("So: "), STOP]
+    answer = call(server, "required", wishes=wishes, max_tokens=256)
+    assert answer.calls
+    assert all(is_valid(each) for each in answer.calls)
+
+
+@thinking
+def test_t6b_a_call_inside_the_reasoning_ends_it_and_obeys_the_schema(server):
+    wishes = [THINK, *tokens("hm "), CALL, *spell("\n" + CODER[0] + "many" + CODER[1]), STOP]
+    answer = call(server, wishes=wishes, max_tokens=200)
+    assert answer.calls[0][0] == "get_weather"
+    assert is_weather(answer.calls[0][1]), answer
+
+
+@thinking
+def test_behind_the_reasoning_a_call_is_found_whole_and_streamed(server):
+    wishes = [THINK, *tokens("hm "), END_THINK, *tokens("So: "), CALL, *spell("\n" + CODER[0] + "3" + CODER[1]), STOP]
+    whole, parts = call(server, wishes=wishes), streamed_call(server, wishes=wishes)
+    assert [(name, json.loads(text)) for name, text in whole.calls] == [("get_weather", {"city": "Rome", "days": 3})]
+    assert [(name, json.loads(text)) for name, text in parts.calls] == [("get_weather", {"city": "Rome", "days": 3})]
+    assert whole.content.strip() == parts.content.strip() == "So:"
