@@ -29,10 +29,7 @@ def test_the_defaults_are_those_of_the_documentation():
         "row_cache_mb": 256,
         "trigger_timeout_ms": 5.0,
         "frontend_check_ms": 20.0,
-<<<<<<< HEAD
         "threads": 8,
-=======
-        "threads": 2,
         "force_after": 128,
         "max_tool_calls": 16,
         "mask_opener_on_none": True,
@@ -40,7 +37,6 @@ def test_the_defaults_are_those_of_the_documentation():
         "unknown_tool_parser": "refuse",
         "presets_dir": "",
         "tool_cache_mb": 16,
->>>>>>> toolserve
     }
 
 
