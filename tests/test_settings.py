@@ -29,7 +29,7 @@ def test_the_defaults_are_those_of_the_documentation():
         "row_cache_mb": 256,
         "trigger_timeout_ms": 5.0,
         "frontend_check_ms": 20.0,
-        "threads": 2,
+        "threads": 8,
         "force_after": 128,
         "max_tool_calls": 16,
         "mask_opener_on_none": True,

@@ -45,7 +45,7 @@ class Settings:
         row_cache_mb: mask rows shared between requests are kept up to this size, in MB.
         trigger_timeout_ms: how long the trigger patterns may take for one token; past it the request ends with an error.
         frontend_check_ms: how long the check "can this grammar take this trigger's text" may take; past it the check is skipped.
-        threads: worker threads that compile and prewarm, so that one slow grammar does not hold up all others; 0 does the same work inline.
+        threads: worker threads that compile and prewarm; more than cores, so that a few slow grammars do not hold up all others; 0 does the same work inline.
         force_after: with ``tool_choice`` required or a named function: tokens of prose before the call is led into, at most; half of ``max_tokens``
             where that is less. 0 asks for the call at once.
         max_tool_calls: calls that one answer may hold; ``parallel_tool_calls: false`` allows one.
@@ -63,7 +63,7 @@ class Settings:
     row_cache_mb: int = _setting(256, 1, "a whole number of MB, 1 or more")
     trigger_timeout_ms: float = _setting(5.0, 0.1, "a number of milliseconds, 0.1 or more")
     frontend_check_ms: float = _setting(20.0, 0, "a number of milliseconds, 0 or more")
-    threads: int = _setting(2, 0, "a whole number of threads, 0 or more")
+    threads: int = _setting(8, 0, "a whole number of threads, 0 or more")
     force_after: int = _setting(128, 0, "a whole number of tokens, 0 or more")
     max_tool_calls: int = _setting(16, 1, "a whole number of calls, 1 or more")
     mask_opener_on_none: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)

@@ -429,6 +429,7 @@ def test_a_fork_is_independent_in_its_past_too():
 # Time and cost.
 
 
+@pytest.mark.long
 def test_a_runaway_pattern_is_cut_off_and_leaves_the_gate_as_it_was():
     b = bench("pattern:(a|aa)+$", "word:x", pieces=[b"a" * 60 + b"!"])
     b.read(b"b")

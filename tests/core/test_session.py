@@ -8,7 +8,7 @@ import pytest
 from tests.core.kit import VOCABULARY, Workshop, allowed_texts, feed, ids, row, state
 from vllm_lazy_grammar.core.completion import NoWay
 from vllm_lazy_grammar.core.journal import Phase
-from vllm_lazy_grammar.errors import ReplayRefusedError
+from vllm_lazy_grammar.errors import ReplayRefusedError, RequestError
 from vllm_lazy_grammar.testing import SMALL_CALL, SMALL_EMPTY, SMALL_END, SMALL_SIZE, SMALL_TWIN
 
 DIGITS = "<t>[12]+"
@@ -111,8 +111,18 @@ def test_a_stop_id_inside_is_accepted_and_masked_and_terminates_nothing(shop):
 def test_a_stop_id_that_spells_a_quote_can_not_end_the_answer_inside_a_string(shop):
     quote = ids('"')[0]
     session = shop.session('"[ab]*"', stops=(quote, SMALL_END))
-    assert allowed_texts(session) == []
     assert session.validate([quote]) == []
+    inside = shop.session('[ab]*"c', stops=(quote, SMALL_END))
+    feed(inside, "a")
+    assert '"' not in allowed_texts(inside)
+    assert inside.blocks_stop()
+
+
+def test_stop_ids_that_leave_no_token_are_an_error_that_names_them(shop):
+    quote = ids('"')[0]
+    session = shop.session('"[ab]*"', stops=(quote, SMALL_END))
+    with pytest.raises(RequestError, match=rf"stop_token_ids: .*\[{quote}\]"):
+        row(session)
 
 
 def test_a_stop_id_that_is_the_grammars_end_marker_is_fed_and_ends_the_turn(shop):
@@ -429,6 +439,11 @@ def test_awaiting_and_mandatory_the_way_out_is_trigger_and_shortest_call(shop):
     for token in out(session).tokens:
         session.accept(token)
     assert session.stop_legal()
+
+
+def test_there_is_no_way_out_through_a_trigger_that_the_grammar_refuses(shop):
+    for on_reject in ("error", "disarm"):
+        assert isinstance(out(shop.session("[12]2", "word:<t>", mandatory=1, on_reject=on_reject)), NoWay)
 
 
 def test_a_way_through_a_control_token_is_found(shop):

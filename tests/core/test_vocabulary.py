@@ -83,6 +83,7 @@ def test_end_ids_are_those_that_exist():
     assert small().eos_ids == {3}
 
 
+@pytest.mark.long
 def test_a_large_vocabulary_is_built_in_half_a_second():
     pieces = [token.to_bytes(4, "big") for token in range(151_669)]
     start = time.perf_counter()

@@ -166,8 +166,10 @@ ASYNC = Flags(
 API_SERVERS_2 = Flags(args=(*LAZY.args, "--api-server-count", "2", *_WISHING))
 DATA_PARALLEL_2 = Flags(args=(*LAZY.args, "--data-parallel-size", "2", *_WISHING))
 TENSOR_PARALLEL_2 = Flags(
-    args=(*LAZY.args, "--tensor-parallel-size", "2", *_WISHING), env=(("VLLM_CPU_OMP_THREADS_BIND", "0|1"),)
+    model="dummy", args=(*LAZY.args, "--tensor-parallel-size", "2"), env=(("VLLM_CPU_OMP_THREADS_BIND", "0|1"),)
 )
+"""Dummy weights: the demo model's 9 heads can not be halved."""
+
 XGRAMMAR_FLOAT32 = Flags(args=("--structured-outputs-config.backend", "xgrammar"), dtype="float32")
 DUMMY_LAZY = Flags(model="dummy", args=(*LAZY.args, *_WISHING), max_model_len=8192)
 

@@ -78,7 +78,11 @@ def test_with_data_parallel_2(server):
 @pytest.mark.long
 @pytest.mark.server(TENSOR_PARALLEL_2)
 def test_with_tensor_parallel_2(server):
-    right_together(server)
+    wanted = lazy(TAG, "word:<t>", grammar_mandatory=1, grammar_force_after=3)
+    jobs = [functools.partial(chat, server, body=body) for body in (lazy({"regex": "[0-9]{5}"}), wanted)]
+    eagerly, lazily = all_at_once(jobs)
+    assert re.fullmatch("[0-9]{5}", eagerly.text), eagerly
+    assert re.search(r"<t>[0-9]{2}\Z", lazily.text), lazily
     assert len(set(re.findall(r"Worker_TP(\d)", server.log()))) == 2
 
 

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import weakref
 from concurrent.futures import Future
 from functools import lru_cache, partial
@@ -73,7 +74,10 @@ class LazyBackend(StructuredOutputBackend):
         self.settings = settings = Settings.from_additional_config(vllm_config.additional_config)
         self.compact = vllm_config.structured_outputs_config.disable_any_whitespace
         self.engine = XgrammarEngine.for_tokenizer(
-            tokenizer, vocab_size, cache_limit_bytes=settings.grammar_cache_mb * _MB
+            tokenizer,
+            vocab_size,
+            cache_limit_bytes=settings.grammar_cache_mb * _MB,
+            max_threads=min(8, os.cpu_count() or 1),
         )
         self.vocabulary = self.engine.vocabulary
         self.rows = rows.RowCache(settings.row_cache_mb * _MB)

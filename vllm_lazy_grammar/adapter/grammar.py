@@ -73,8 +73,9 @@ class LazyGrammar(StructuredOutputGrammar):
     def _refused(self, token: int) -> None:
         session = self.session
         logger.warning(
-            "Request %s: token %d was offered at output token %d (%s) although its mask refuses it. Unless it was a draft this is a fault of "
-            "vllm-lazy-grammar: please report it with this line and the request's structured output and vllm_xargs.",
+            "Request %s: token %d was offered at output token %d (%s) although its mask refuses it. Unless it was a draft, or the request's own "
+            "allowed_token_ids, bad_words or logit_bias left nothing that is legal, this is a fault of vllm-lazy-grammar: please report it with "
+            "this line and the request's structured output and vllm_xargs.",
             self.request_id,
             token,
             session.num_offered,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vllm_lazy_grammar.core.rows import IdSet
+from vllm_lazy_grammar.errors import RequestError
 
 if TYPE_CHECKING:
     from vllm_lazy_grammar.core.awaiting import AwaitingRows, Pressed
@@ -32,12 +33,20 @@ class Masks:
     def __init__(self, inside: Inside, awaiting: AwaitingRows | None) -> None:
         self._inside, self._awaiting = inside, awaiting
         self._stops = IdSet(inside.stop_ids, inside.vocabulary.size)
+        self._text_stops = sorted(inside.stop_ids - inside.vocabulary.special_ids)
 
     def held(self, at: Position, row: Row) -> bool:
-        """Inside the grammar: its tokens, and the stop ids where it may end. Returns whether anything is masked."""
+        """Inside the grammar: its tokens, and the stop ids where it may end. Returns whether anything is masked.
+
+        RequestError where the request's own stop ids leave no token.
+        """
         masks = self._inside.fill(at, row)
         if at.matcher.is_completed():
             self._stops.allow(row)
+        elif self._text_stops and not row.any():
+            raise RequestError(
+                "stop_token_ids", self._text_stops, "spell what the grammar needs here: no token is left"
+            )
         return masks
 
     @property

@@ -236,7 +236,9 @@ class Look:
         try:
             return attempt(text, char, partial=partial, concurrent=True, timeout=max(self._left, _MIN_TIMEOUT_S))
         except TimeoutError as error:
-            raise PatternTimeoutError(unit.source, "matching it took too long for one token") from error
+            raise PatternTimeoutError(
+                unit.source, "matching it took longer for one token than the setting trigger_timeout_ms allows"
+            ) from error
         except (MemoryError, RuntimeError) as error:
             raise PatternTimeoutError(unit.source, f"matching it failed: {type(error).__name__}: {error}") from error
         finally:

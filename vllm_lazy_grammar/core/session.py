@@ -294,7 +294,12 @@ class Session:
         tokens = spelled(vocabulary, forcible.data) if forcible.token is None else [forcible.token]
         text = b"".join(map(vocabulary.piece, tokens))
         twin = self.fork()
-        if len(text) > max_bytes or not all(map(twin.accept, tokens)) or twin.must_call:
+        if (
+            len(text) > max_bytes
+            or twin.validate(tokens) != tokens
+            or not all(map(twin.accept, tokens))
+            or twin.must_call
+        ):
             return NoWay()
         rest = completion(_Stand(twin), vocabulary, max_bytes - len(text))
         return Way((*tokens, *rest.tokens), text + rest.text, shortest=False) if isinstance(rest, Way) else rest
