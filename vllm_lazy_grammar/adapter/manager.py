@@ -90,7 +90,7 @@ class ServesLazy(_Base):
     ) -> Any:
         """The rows of one step: straight from the sessions where nothing else has a say, else as vLLM lays them out."""
         ids = structured_output_request_ids
-        if not self._is_plain or not 0 < len(ids) <= self.fill_bitmask_parallel_threshold:
+        if not self._is_plain or not ids:
             return super().grammar_bitmask(requests, ids, scheduled_spec_decode_tokens)
         backend: LazyBackend = self.backend
         bitmask = self._grammar_bitmask
