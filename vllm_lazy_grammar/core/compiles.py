@@ -152,11 +152,10 @@ class GrammarStore:
             if not step or not matcher.accept_bytes(step):
                 break
             path += step
-        costs.sort(key=lambda cost: -cost[0])
+        costs.sort(key=lambda cost: cost[0])  # the costliest last: what was put last is evicted last
         for _, prefix, row in costs:
             self.rows.put((compile_.key, prefix), row)
-        compile_.path, compile_.asked = path, len(costs)
-        compile_.warmed = len(costs)
+        compile_.path, compile_.asked, compile_.warmed = path, len(costs), len(costs)
         if self._on_warm is not None:
             self._on_warm(compile_)
         return len(costs)
