@@ -48,6 +48,7 @@ class Settings:
         threads: worker threads that compile and prewarm; more than cores, so that a few slow grammars do not hold up all others; 0 does the same work inline.
         force_after: with ``tool_choice`` required or a named function: tokens of prose before the call is led into, at most; half of ``max_tokens``
             where that is less. 0 asks for the call at once.
+        budget: lead every answer to a valid end within ``max_tokens``; false leaves its end to vLLM (``length``, cut anywhere).
         max_tool_calls: calls that one answer may hold; ``parallel_tool_calls: false`` allows one.
         mask_opener_on_none: with ``tool_choice: none``, mask what would open a call.
         tool_argument_spelling: ``trained``: arguments are written with the blanks that the model's family was trained on; ``any``: with any.
@@ -65,6 +66,7 @@ class Settings:
     frontend_check_ms: float = _setting(20.0, 0, "a number of milliseconds, 0 or more")
     threads: int = _setting(8, 0, "a whole number of threads, 0 or more")
     force_after: int = _setting(128, 0, "a whole number of tokens, 0 or more")
+    budget: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
     max_tool_calls: int = _setting(16, 1, "a whole number of calls, 1 or more")
     mask_opener_on_none: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
     tool_argument_spelling: str = _word("trained", "any")

@@ -21,7 +21,7 @@ LAZILY = {"grammar_triggers": ["word:<x>"], "grammar_start": "after"}
 class Engine:
     """A manager over the demo model's tokenizer, and requests for it."""
 
-    def __init__(self, backend="lazy", **config):
+    def __init__(self, backend="lazy", model=None, structured=None, **config):
         import_vllm()
         import vllm_lazy_grammar
 
@@ -31,18 +31,21 @@ class Engine:
 
         from tests.serving.models import demo_model
 
-        args = EngineArgs(model=str(demo_model()), structured_outputs_config={"backend": backend}, **config)
+        outputs = {"backend": backend, **(structured or {})}
+        args = EngineArgs(model=str(model or demo_model()), structured_outputs_config=outputs, **config)
         self.manager = core.StructuredOutputManager(args.create_engine_config())
         self.tokenizer = self.manager.tokenizer
         self.backend, self.requests = backend, {}
 
-    def request(self, xargs=None, **structured):
+    def request(self, xargs=None, max_tokens=99, min_tokens=0, **structured):
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
         from vllm.v1.request import Request
 
         params = StructuredOutputsParams(**structured)
         params._backend = self.backend
-        sampling = SamplingParams(max_tokens=99, structured_outputs=params, extra_args=xargs)
+        sampling = SamplingParams(
+            max_tokens=max_tokens, min_tokens=min_tokens, structured_outputs=params, extra_args=xargs
+        )
         sampling.update_from_generation_config({}, self.tokenizer.eos_token_id)
         request = Request(f"r{len(self.requests)}", [1], sampling, None)
         self.manager.grammar_init(request)
@@ -192,7 +195,7 @@ def test_a_fault_inside_a_session_ends_that_request_alone(engine, monkeypatch):
     grammar = engine.ready(bad)
     engine.ready(good)
 
-    def fail(_):
+    def fail(*_):
         raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr(grammar.session, "fill", fail)
@@ -221,3 +224,137 @@ def test_what_requests_share_is_built_before_the_first_of_them_and_its_worker_st
 
 def test_an_engine_with_another_backend_builds_nothing_of_ours():
     assert Engine("xgrammar").manager.backend is None
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+
+def allowed(engine, request):
+    """The ids that the request's next row allows."""
+    row = engine.rows(request)[0]
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def written(engine, request, steps):
+    """Let the request write, always the longest text that its row allows; the whole answer, and whether it ended in time."""
+    pieces = engine.manager.backend.vocabulary.pieces
+    session = engine.ready(request).session
+    for _ in range(steps):
+        token = max(allowed(engine, request), key=lambda token: (len(pieces[token]), token))
+        request.append_output_token_ids([token])
+        assert engine.manager.accept_tokens(request, [token])
+        if session.is_terminated():
+            break
+    return engine.tokenizer.decode(request.output_token_ids, skip_special_tokens=True), session.is_terminated()
+
+
+THREE = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("first", "second", "third")},
+    "required": ["first", "second", "third"],
+    "additionalProperties": False,
+}
+
+
+def test_e1_an_answer_with_three_strings_fits_into_forty_tokens(engine):
+    text, ended = written(engine, engine.request(json=THREE, max_tokens=40), 40)
+    assert ended
+    assert json.loads(text).keys() == {"first", "second", "third"}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_budget_is_what_the_context_leaves_where_that_is_less(plain):
+    made = Engine(max_model_len=64)
+    try:
+        request = made.request(json=THREE, max_tokens=1000)
+        made.ready(request)
+        made.manager._is_plain = plain
+        text, ended = written(made, request, 63)
+    finally:
+        made.manager.clear_backend()
+    assert ended
+    assert json.loads(text).keys() == {"first", "second", "third"}
+
+
+def test_without_the_budget_an_answer_is_cut():
+    made = Engine(additional_config={"lazy_grammar": {"budget": False}})
+    try:
+        text, ended = written(made, made.request(json=THREE, max_tokens=40), 40)
+    finally:
+        made.manager.clear_backend()
+    assert not ended
+    with pytest.raises(ValueError, match="Unterminated"):
+        json.loads(text)
+
+
+def test_a_budget_in_which_no_answer_fits_is_told_once(engine, monkeypatch):
+    from vllm_lazy_grammar.adapter import grammar
+
+    lines = []
+    monkeypatch.setattr(grammar.logger, "info", lambda text, *args: lines.append(text % args))
+    request = engine.request(json=THREE, max_tokens=5)
+    _, ended = written(engine, request, 5)
+    assert not ended
+    (line,) = lines
+    assert line.startswith(f"Request {request.request_id}: the shortest text")
+    assert "5 are left" in line
+
+
+def test_e2_below_min_tokens_stop_ids_are_masked_while_anything_else_is_legal_and_then_it_ends(engine):
+    eos = engine.tokenizer.eos_token_id
+    request = engine.request(regex="a{1,3}", min_tokens=50)
+    engine.ready(request)
+    for left in range(3, 0, -1):
+        assert eos not in allowed(engine, request), left
+        assert engine.accept(request, "a")
+    assert allowed(engine, request) == {eos}
+    assert request.sampling_params.min_tokens == 0
+
+
+def test_min_tokens_holds_while_a_trigger_is_awaited(engine):
+    eos = engine.tokenizer.eos_token_id
+    request = engine.request(LAZILY, json=SCHEMA, min_tokens=2)
+    assert eos not in allowed(engine, request)
+    assert engine.accept(request, "ab")
+    while request.num_output_tokens < 2:
+        engine.accept(request, "a")
+    assert eos in allowed(engine, request)
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory):
+    from tests.serving.models import thinking_model
+
+    model = thinking_model(tmp_path_factory.mktemp("models") / "thinking")
+    made = Engine(model=model, structured={"reasoning_parser": "deepseek_r1"})
+    yield made
+    made.manager.clear_backend()
+
+
+CALL = {"grammar_triggers": ["word:<tool_call>"], "grammar_start": "after"}
+
+
+@pytest.mark.parametrize(("xargs", "ends"), [(None, True), ({**CALL, "grammar_mandatory": 1}, True), (CALL, False)])
+def test_reasoning_ends_while_there_is_time_for_what_is_owed(thinking, xargs, ends):
+    (end,) = thinking.ids("</think>")
+    request = thinking.request(xargs, json=SCHEMA, max_tokens=40)
+    session = thinking.ready(request).session
+    session._compile.result()
+    for _ in range(40):
+        found = allowed(thinking, request)
+        if found == {end}:
+            break
+        assert thinking.accept(request, "hm"[0])
+    assert (found == {end}) is ends
+    if ends:
+        assert thinking.accept(request, "</think>")
+        text, ended = written(thinking, request, 40 - request.num_output_tokens)
+        assert ended, text
+        assert json.loads(text.rpartition("</think>")[2].rpartition("<tool_call>")[2])["a"] in (1, 2)
+
+
+def test_a_marker_of_several_tokens_goes_on_from_what_is_written():
+    from vllm_lazy_grammar.adapter.grammar import Reasoning
+
+    reasoning = Reasoning((7, 7, 8), (1, 7, 7, 2))
+    assert [reasoning.next_of_end(place) for place in range(5)] == [7, 7, 7, 8, 7]

@@ -41,7 +41,7 @@ class Workshop:
         )
         self.trie = ByteTrie(vocabulary)
         self.bound = BlankBound(vocabulary, bound)
-        self.endings = EndingsStore(vocabulary, self.trie)
+        self.endings = EndingsStore(vocabulary, self.trie, self.worker)
 
     def session(self, source, *triggers, kind="regex", stops=ENDS, blanks=None, budget=False, **options):
         """An eager session, or with triggers a lazy one; `options` as in vllm_xargs, without ``grammar_``."""

@@ -292,3 +292,59 @@ def test_a_call_behind_a_call_is_not_begun_either_where_it_would_not_fit(shop):
     left = texts_left(shop, session, 2)
     assert {"b", "1", "<end>"} <= left
     assert "<t>" not in left
+
+
+def test_a_trigger_that_is_owed_is_written_with_as_many_tokens_as_there_is_time_for(shop):
+    session = make(shop, 'root ::= "<t>" "1"', "word:<t>", mandatory=1, on_reject="disarm")
+    assert texts_left(shop, session, 6) == {"<", "<t>"}  # < t > 1 end, and one to spare
+    assert texts_left(shop, session, 5) == {"<t>"}
+
+
+def test_the_last_token_behind_a_call_that_was_owed_is_the_stop_id(shop):
+    session = make(shop, 'root ::= "<t>" "1"', "word:<t>", mandatory=1, on_reject="disarm", rearm=1)
+    assert feed(session, "<t>", "1", "b")
+    assert {"b", "<end>"} <= texts_left(shop, session, 2)
+    assert texts_left(shop, session, 1) == {"<end>"}
+    free = make(shop, 'root ::= "<t>" "1"', "word:<t>", on_reject="disarm", rearm=1)
+    assert feed(free, "<t>", "1", "b")
+    assert "b" in texts_left(shop, free, 1)
+
+
+def test_a_stop_id_is_cleared_where_the_answer_shall_go_on_and_anything_else_is_legal(shop):
+    session, row = make(shop, "1?", kind="regex"), np.zeros(shop.vocabulary.row_words, np.int32)
+    for text, left in (("", {"1"}), ("1", {"<end>"})):
+        assert feed(session, *text)
+        session.fill(row)
+        session.go_on(row)
+        assert {shop.vocabulary.piece(t).decode() for t in allowed_ids(row)} == left
+
+
+def test_what_reasoning_may_take_is_what_the_shortest_way_leaves(shop):
+    eager, owed = make(shop, BRACES), make(shop, BRACES, "word:<t>", mandatory=1, start="after")
+    free = make(shop, BRACES, "word:<t>", start="after")
+    assert (eager.owes(9), free.owes(9), eager.owes(5000)) == (2, None, None)
+    assert owed.owes(9) > 2
+
+
+def test_endings_are_worked_out_by_the_worker_and_a_step_waits_for_them_only_near_the_end():
+    shop = Workshop(engine=XgrammarEngine(small_vocabulary(), max_threads=1), threads=1, prewarm=0)
+    try:
+        session = make(shop, BRACES)
+        session.fill(np.zeros(shop.vocabulary.row_words, np.int32))
+        with shop.worker.held():
+            assert "{" in texts_left(shop, session, 3)
+            waited = session.trace.endings_seconds
+            assert waited > 0
+            assert "{" in texts_left(shop, session, 300)
+            assert session.trace.endings_seconds == waited
+        while not session._leading._prepared().ready:
+            session._leading._prepared().wait(1)
+        assert texts_left(shop, session, 3) == {"a"}
+    finally:
+        shop.close()
+
+
+@pytest.mark.parametrize(("missing", "complete"), [((0x04, 0xC0), True), ((0x41,), False)])
+def test_a_vocabulary_may_lack_bytes_that_no_text_has(missing, complete):
+    vocabulary = Vocabulary([bytes((byte,)) for byte in range(256) if byte not in missing], 256)
+    assert Pieces(ByteTrie(vocabulary), frozenset()).complete is complete

@@ -20,13 +20,14 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import GrammarRequest, grammar_key
-from vllm_lazy_grammar.core import byte_trie, rows
+from vllm_lazy_grammar.core import byte_trie, endings, rows
 from vllm_lazy_grammar.core.awaiting import AwaitingRows
 from vllm_lazy_grammar.core.blanks import BlankBound
 from vllm_lazy_grammar.core.compiles import Compile, GrammarStore
 from vllm_lazy_grammar.core.control import ControlTokens, looks_like_marker
 from vllm_lazy_grammar.core.gate import Gate
 from vllm_lazy_grammar.core.inside import Blanks, Inside
+from vllm_lazy_grammar.core.leading import FIRST, EndingsStore
 from vllm_lazy_grammar.core.prewarm import ROWS, Worker
 from vllm_lazy_grammar.core.session import Session
 from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
@@ -92,10 +93,12 @@ class LazyBackend(StructuredOutputBackend):
         )
         self.bound = BlankBound(self.vocabulary, settings.whitespace_bound)
         self.trie = byte_trie.ByteTrie(self.vocabulary)
+        self.endings = EndingsStore(self.vocabulary, self.trie, self.worker) if settings.budget else None
         self.rows_of = RowsOf()
         self._markers = self.vocabulary.named(t for t in self.vocabulary.added if looks_like_marker(t))
         self._triggers = lru_cache(256)(self._compile_triggers)
         byte_trie.warm()
+        endings.warm()
         rows.warm()
 
     def _compile_triggers(self, spec: TriggerSpec, stop_ids: frozenset[int]) -> Triggers:
@@ -163,7 +166,10 @@ class LazyBackend(StructuredOutputBackend):
         self.worker.submit(fill, ROWS)
 
     def _grammar(self, request: GrammarRequest, hold: Hold) -> LazyGrammar:
-        return LazyGrammar(request.request_id, self._session(request, hold.compile), hold, self.rows_of)
+        session = self._session(request, hold.compile)
+        if request.budget <= FIRST:
+            hold.compile.future.add_done_callback(partial(_look_ahead, weakref.ref(session)))
+        return LazyGrammar(request, session, hold, self.rows_of)
 
     def _session(self, request: GrammarRequest, compile_: Compile) -> Session:
         key, spec = request.key, request.spec
@@ -171,16 +177,21 @@ class LazyBackend(StructuredOutputBackend):
         blanks = None if mode is None or key.compact else Blanks(self.bound, mode)
         inside = Inside(self.vocabulary, compile_, self._control(request), blanks, request.stop_ids, self.rows)
         if spec is None:
-            return Session(inside, compile_)
+            return Session(inside, compile_, endings=self.endings)
         triggers = self._triggers(spec, request.stop_ids)
         gate = Gate(triggers, self.vocabulary, context=request.context, timeout_ms=self.settings.trigger_timeout_ms)
         awaiting = AwaitingRows(self.vocabulary, self.trie, self.rows, triggers, inside, compile_)
-        return Session(inside, compile_, spec, gate, awaiting)
+        return Session(inside, compile_, spec, gate, awaiting, self.endings)
 
     def _control(self, request: GrammarRequest) -> ControlTokens:
         words = [] if request.spec is None else [t.source for t in request.spec.triggers]
         named = self._markers | self.vocabulary.named((*words, *request.markers))
         return ControlTokens(self.vocabulary, named, "\n".join((request.key.source, *words)))
+
+    def marker(self, reasoner: Any) -> tuple[int, ...]:
+        """The tokens that end the reasoning, as vLLM's parser for it has them; empty where it names none."""
+        text = reasoner.reasoning_end_str
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
     def compile_grammar(
         self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: set[int] | None = None
@@ -197,3 +208,10 @@ class LazyBackend(StructuredOutputBackend):
     def destroy(self) -> None:
         """End the worker; what has not started never starts."""
         self.worker.close()
+
+
+def _look_ahead(held: weakref.ref[Session], compiled: Future[Any]) -> None:
+    """Have the grammar's endings worked out: the request's budget will ask for them soon."""
+    session = held()
+    if session is not None and not compiled.cancelled() and compiled.exception() is None:
+        session.look_ahead()

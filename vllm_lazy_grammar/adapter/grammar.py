@@ -4,26 +4,33 @@ Invariants:
 - Nothing a session raises reaches the engine: the first fault is logged once, with the request's id, and ends that request alone, at the
   next token it is offered. Until then its rows mask nothing.
 - A draft that is refused is no fault; a sampled token that is refused is ours, and the log line says what is needed to reproduce it.
+- Each row that vLLM asks for within a step is one token later than the one before: that is what of the budget is left there.
 - When the request is over, or vLLM drops the grammar (aborted), one debug line tells what the gate did and the compile loses a holder.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from vllm_lazy_grammar.adapter.log import logger
-from vllm_lazy_grammar.core.rows import ALL
+from vllm_lazy_grammar.adapter.request import NO_BUDGET
+from vllm_lazy_grammar.core.leading import FIRST
+from vllm_lazy_grammar.core.rows import ALL, IdSet
+from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 from vllm_lazy_grammar.errors import LazyGrammarError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import torch
     from numpy.typing import NDArray
 
     from vllm_lazy_grammar.adapter.backend import Hold
+    from vllm_lazy_grammar.adapter.request import GrammarRequest
     from vllm_lazy_grammar.core.session import Session
     from vllm_lazy_grammar.core.trace import Trace
 
@@ -38,18 +45,25 @@ class LazyGrammar(StructuredOutputGrammar):
     """One request's grammar.
 
     Args:
-        request_id: for log lines.
+        request: what it asks for.
         session: does the work.
         hold: on the compile; released when this object goes.
         rows_of: the numpy view of vLLM's shared mask tensor.
+
+    Attributes:
+        spent: tokens of the answer before the next row. Set before each step; where nobody does there is no budget.
     """
 
-    def __init__(self, request_id: str, session: Session, hold: Hold, rows_of: RowsOf) -> None:
-        self.request_id = request_id
+    def __init__(self, request: GrammarRequest, session: Session, hold: Hold, rows_of: RowsOf) -> None:
+        self.request_id = request.request_id
         self.session = session
         self._rows_of = rows_of
         self._failed = False
-        self._finalizer = weakref.finalize(self, _finished, request_id, session.trace, hold)
+        self._budget, self._min_tokens = request.budget, request.min_tokens
+        self._is_told = False
+        self._reasoning: Reasoning | None = None
+        self.spent = -NO_BUDGET
+        self._finalizer = weakref.finalize(self, _finished, request.request_id, session.trace, hold)
         self._finalizer.atexit = False
 
     def finish(self) -> None:
@@ -105,19 +119,59 @@ class LazyGrammar(StructuredOutputGrammar):
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
         """Write the mask of the next position into row `batch_index`."""
         row = self._rows_of(bitmask)[batch_index]
+        spent = self.spent
+        self.spent = spent + 1
         if not self._failed:
             try:
-                self.session.fill(row)
+                self.session.fill(row, self._budget - spent)
+                if 0 <= spent < self._min_tokens:
+                    self.session.go_on(row)
             except FAULTS as error:
                 self._fail(error)
             else:
+                if self.session.trace.needed is not None and not self._is_told:
+                    self._tell_budget(spent)
                 return
         row.fill(ALL)
 
-    def forbid_end(self, bitmask: torch.Tensor, batch_index: int) -> None:
-        """Where the turn may not end, clear the stop ids in a row that vLLM left free (inside reasoning)."""
-        if not self._failed and self.session.must_call:
-            self.session.mask_stops(self._rows_of(bitmask)[batch_index])
+    def _tell_budget(self, spent: int) -> None:
+        self._is_told = True
+        logger.info(
+            "Request %s: the shortest text that its grammar allows needs %d tokens and %d are left (max_tokens, or the model's context): it may be cut.",
+            self.request_id,
+            self.session.trace.needed,
+            self._budget - spent,
+        )
+
+    def fill_free(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        """A row that vLLM left free, inside reasoning: stop ids are masked while a call is owed; near the end, the reasoning has to end."""
+        spent = self.spent
+        self.spent = spent + 1
+        if self._failed or self.session.is_terminated():
+            return
+        row = self._rows_of(bitmask)[batch_index]
+        try:
+            if self._reasoning is not None and self._must_stop_reasoning(self._budget - spent):
+                row.fill(0)
+                IdSet([self._reasoning.next_of_end(spent)], len(row) * WORD_BITS).allow(row)
+            elif self.session.must_call or 0 <= spent < self._min_tokens:
+                self.session.mask_stops(row)
+        except FAULTS as error:
+            self._fail(error)
+
+    def _must_stop_reasoning(self, left: int) -> bool:
+        assert self._reasoning is not None  # noqa: S101 -- asked only where it is known
+        owed = self.session.owes(left)
+        return owed is not None and left <= len(self._reasoning.end) + owed
+
+    @property
+    def is_near_end(self) -> bool:
+        """Whether so little of the budget is left that it is looked at."""
+        return self._budget - self.spent <= FIRST
+
+    def reasons(self, reasoning: Reasoning | None) -> None:
+        """How the reasoning of this step goes on; None where it is over, or nobody knows how it ends."""
+        self._reasoning = reasoning
 
     def is_terminated(self) -> bool:
         """Whether a stop id was accepted where the turn may end."""
@@ -127,6 +181,24 @@ class LazyGrammar(StructuredOutputGrammar):
         """Back to the start."""
         if not self._failed:
             self.session.reset()
+
+
+class Reasoning(NamedTuple):
+    """Reasoning that goes on in this step.
+
+    Args:
+        end: the tokens that end it, at least one.
+        text: the answer so far, and the drafts behind it.
+    """
+
+    end: Sequence[int]
+    text: Sequence[int]
+
+    def next_of_end(self, place: int) -> int:
+        """The token of the end that goes on from the first `place` tokens of the text, where its last ones may begin it already."""
+        written = list(self.text[:place])
+        begun = (n for n in range(len(self.end) - 1, 0, -1) if written[-n:] == list(self.end[:n]))
+        return self.end[next(begun, 0)]
 
 
 class RowsOf:

@@ -10,11 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from vllm_lazy_grammar.adapter.backend import LazyBackend
-from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar
+from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, Reasoning
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import read
 
@@ -66,7 +67,13 @@ class ServesLazy(_Base):
         # The front end says that reasoning is over where a client does not want to see it; the prompt knows better.
         request.structured_output_request.reasoning_ended = None
         backend = self._lazy_backend()
-        asked = read(request, backend.vocabulary, compact=backend.compact)
+        asked = read(
+            request,
+            backend.vocabulary,
+            compact=backend.compact,
+            max_model_len=self.vllm_config.model_config.max_model_len,
+        )
+        _take_min_tokens(request)
         return backend.eager(asked) if asked.spec is None else backend.lazy(asked)
 
     def _lazy_backend(self) -> LazyBackend:
@@ -91,6 +98,8 @@ class ServesLazy(_Base):
         """The rows of one step: straight from the sessions where nothing else has a say, else as vLLM lays them out."""
         ids = structured_output_request_ids
         if not self._is_plain or not ids:
+            for request_id in ids:
+                self._begin_step(requests[request_id], scheduled_spec_decode_tokens.get(request_id, ()))
             return super().grammar_bitmask(requests, ids, scheduled_spec_decode_tokens)
         backend: LazyBackend = self.backend
         bitmask = self._grammar_bitmask
@@ -98,8 +107,23 @@ class ServesLazy(_Base):
             rows = self.vllm_config.scheduler_config.max_num_seqs
             bitmask = self._grammar_bitmask = backend.allocate_token_bitmask(rows)
         for index, request_id in enumerate(ids):
-            _grammar_of(requests[request_id]).fill_bitmask(bitmask, index)
+            request = requests[request_id]
+            grammar = _grammar_of(request)
+            grammar.spent = request.num_output_tokens
+            grammar.fill_bitmask(bitmask, index)
         return backend.rows_of(bitmask)[: len(ids)]
+
+    def _begin_step(self, request: Request, drafts: Sequence[int]) -> None:
+        """Tell the request's grammar where in its budget the step's first row stands, and how the reasoning that goes on would end."""
+        structured: Any = request.structured_output_request
+        grammar = structured.grammar
+        if not isinstance(grammar, LazyGrammar):
+            return
+        grammar.spent = request.num_output_tokens
+        reasons = grammar.is_near_end and not structured.reasoning_ended and not self.enable_in_reasoning
+        reasoner = self._get_reasoner(request) if reasons else None
+        end = () if reasoner is None else self.backend.marker(reasoner)
+        grammar.reasons(Reasoning(end, [*request.output_token_ids, *drafts]) if end else None)
 
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
         """Advance the request's grammar; false ends the request."""
@@ -130,12 +154,20 @@ class ServesLazy(_Base):
         bitmask: Any = self._grammar_bitmask
         for grammar, index, applied, *_ in rows:
             if not applied and isinstance(grammar, LazyGrammar):
-                grammar.forbid_end(bitmask, index)
+                grammar.fill_free(bitmask, index)
 
 
 def make_manager(base: type[StructuredOutputManager]) -> type[StructuredOutputManager]:
     """A subclass of vLLM's manager that also serves the backend named ``lazy``."""
     return type("LazyManager", (ServesLazy, base), {})
+
+
+def _take_min_tokens(request: Request) -> None:
+    """Keep `min_tokens` ourselves: vLLM masks the stop ids below it, also where the grammar leaves nothing else."""
+    params = request.sampling_params
+    if params is not None and params.min_tokens:
+        request.sampling_params = copy.copy(params)  # the client's own may be the same object
+        request.sampling_params.min_tokens = 0
 
 
 def _grammar_of(request: Request) -> LazyGrammar:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _KINDS = get_args(GrammarKind)
 
+NO_BUDGET = 1 << 40
+"""More tokens than any answer has."""
+
 MARKERS = "grammar_markers"
 """In ``vllm_xargs``: texts of added tokens that are control tokens of this request's grammar."""
 
@@ -46,6 +49,8 @@ class GrammarRequest:
         stop_ids: every id that ends the turn.
         markers: texts of added tokens that are control tokens besides those that are special.
         context: the end of the prompt, as far as the gate sees it.
+        budget: tokens that the answer may have, reasoning included.
+        min_tokens: tokens that it shall have.
     """
 
     request_id: str
@@ -54,15 +59,18 @@ class GrammarRequest:
     stop_ids: frozenset[int]
     markers: tuple[str, ...] = ()
     context: bytes = b""
+    budget: int = NO_BUDGET
+    min_tokens: int = 0
 
 
-def read(request: Request, vocabulary: Vocabulary, *, compact: bool) -> GrammarRequest:
+def read(request: Request, vocabulary: Vocabulary, *, compact: bool, max_model_len: int) -> GrammarRequest:
     """Read a vLLM request that has a structured output.
 
     Args:
         request: vLLM's.
         vocabulary: the model's.
         compact: the engine's ``disable_any_whitespace``.
+        max_model_len: tokens of prompt and answer together, at most.
 
     Raises:
         RequestError: a trigger or an option has a value that can not be served.
@@ -77,6 +85,8 @@ def read(request: Request, vocabulary: Vocabulary, *, compact: bool) -> GrammarR
         frozenset(params.all_stop_token_ids),
         markers(params.extra_args or {}),
         _context(context_marker(params.extra_args or {}), request.prompt_token_ids or (), vocabulary),
+        min(request.max_tokens, max_model_len - request.num_prompt_tokens),
+        params.min_tokens,
     )
 
 

@@ -8,7 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,8 +28,22 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
 
 
-Pressed = Literal["", "hurry", "late"]
-"""What a budget that runs out asks of an awaiting session."""
+_STRADDLES = 1
+"""Tokens that may be needed besides where a trigger's last token is not one of those that the shortest text begins with."""
+
+
+class Pressed(NamedTuple):
+    """What a budget that runs out asks of an awaiting session.
+
+    Args:
+        way: a call is owed: as if `force_after` were reached, and the trigger may take so many tokens; None: nothing may fire any more.
+    """
+
+    way: int | None
+
+
+LATE = Pressed(None)
+"""What is left is less than a call needs, and none is owed."""
 
 
 class AwaitingRows:
@@ -63,19 +78,41 @@ class AwaitingRows:
         if self._spec.mandatory and triggers.forcible:
             self._ways = WaysIn(trie, [way.data for way in triggers.forcible if way.token is None])
 
-        self._tokens_in = min((_spelled(way.data, vocabulary) for way in triggers.forcible), default=None)
+    @cached_property
+    def _trigger_tokens(self) -> int | None:
+        """Fewest tokens of a trigger, from the start of one; None where none can be forced."""
+        if self._ways is None:
+            return None
+        return 1 if self._tokens.ids else self._ways.needs_from_start
 
     @property
-    def behind_trigger(self) -> int:
-        """Whether the grammar begins behind the token that fires, so that this one is no part of its text: 1, or 0."""
-        return int(self._spec.start == "after")
+    def way_in(self) -> int:
+        """Tokens that a trigger takes from any text, or a few more; 0 where none can be forced."""
+        return 0 if self._trigger_tokens is None else self._trigger_tokens + LONGEST_HALF + 1
 
-    @property
-    def tokens_in(self) -> int | None:
-        """Tokens, or a few more, that the shortest trigger takes from any text; None where no trigger can be forced."""
-        return None if self._tokens_in is None else self._tokens_in + LONGEST_HALF
+    def pressed(self, remaining: int, shortest: int, *, must_call: bool) -> Pressed | None:
+        """What the budget asks for here.
 
-    def fill(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed = "") -> bool:
+        Args:
+            remaining: tokens that may still be sampled.
+            shortest: tokens of the grammar's shortest text, the stop id included.
+            must_call: a call is owed.
+
+        Returns:
+            None while there is time.
+        """
+        is_after = self._spec.start == "after"
+        if not must_call:
+            return LATE if remaining - is_after < shortest else None
+        trigger = self._trigger_tokens
+        if trigger is None:
+            return None
+        behind = shortest if is_after else shortest - trigger + _STRADDLES
+        if remaining > behind + self.way_in:
+            return None
+        return Pressed(max(remaining - behind, 0))
+
+    def fill(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed | None = None) -> bool:
         """Write the mask of the next token; the gate awaits.
 
         Args:
@@ -83,23 +120,18 @@ class AwaitingRows:
             row: written where something is masked.
             must_call: the turn may not end before a trigger fired: stop ids are masked, and from `force_after` tokens on whatever does not
                 lead into a trigger.
-            pressed: what is left of the budget is what a call needs: ``hurry``, as if `force_after` were reached; or less: ``late``, nothing
-                may fire any more.
+            pressed: what is left of the budget is what a call needs, or less.
 
         Returns:
             Whether anything is masked; on false the row is as it was.
         """
         after = self._spec.force_after
-        forced = (
-            must_call
-            and (pressed == "hurry" or (after is not None and gate.observed >= after))
-            and self._ways is not None
-        )
+        forced = must_call and self._ways is not None and (pressed or (after is not None and gate.observed >= after))
         there = (forced or self._spec.on_reject == "forbid") and self._has_grammar()
         refused = self._refusals.find(gate) if there else self._nothing
-        if pressed == "late":
+        if pressed is LATE:
             refused = self._refusals.firing(gate)
-        if forced and self._force(gate, row, refused, tails=there):
+        if forced and self._force(gate, row, refused, pressed, tails=there):
             return True
         if not len(refused) and not (must_call and len(self._stops)):
             return False
@@ -115,10 +147,10 @@ class AwaitingRows:
         future = self._compile.future
         return future.done() and not future.cancelled() and future.exception() is None
 
-    def _force(self, gate: Gate, row: Row, refused: IdSet, *, tails: bool) -> bool:
+    def _force(self, gate: Gate, row: Row, refused: IdSet, pressed: Pressed | None, *, tails: bool) -> bool:
         """Write the way into a trigger; false where no token leads there."""
         assert self._ways is not None  # noqa: S101 -- made where a trigger may be forced
-        for _ in self._ways.rows(gate, row, tails=tails):
+        for _ in self._ways.rows(gate, row, tails=tails, within=pressed and pressed.way):
             refused.mask(row)
             self._stops.mask(row)
             if row.any():
@@ -126,13 +158,3 @@ class AwaitingRows:
         self._tokens.allow(row)
         refused.mask(row)
         return bool(row.any())
-
-
-def _spelled(text: bytes, vocabulary: Vocabulary) -> int:
-    """Tokens of a text, the longest first; a byte that no token begins with counts as one."""
-    count = place = 0
-    while place < len(text):
-        ends = range(len(text), place, -1)
-        place = next((end for end in ends if vocabulary.id_of(text[place:end]) is not None), place + 1)
-        count += 1
-    return count

@@ -62,11 +62,16 @@ class ByteTrie:
 
     Args:
         vocabulary: whose pieces; ids without bytes are left out, control tokens are kept apart.
+
+    Attributes:
+        vocabulary: the same.
+        row_words: words of a mask row.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         pieces = vocabulary.pieces
         special = vocabulary.special_ids
+        self.vocabulary = vocabulary
         self.row_words = vocabulary.row_words
         self._ordinary = _build(pieces, (token for token, piece in enumerate(pieces) if piece and token not in special))
         self._control = _build(pieces, (token for token in special if pieces[token]))

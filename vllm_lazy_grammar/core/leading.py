@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections import OrderedDict
+from concurrent.futures import wait
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 from weakref import WeakKeyDictionary, ref
@@ -21,6 +23,7 @@ import numpy as np
 
 from vllm_lazy_grammar.core.endings import Endings
 from vllm_lazy_grammar.core.pieces import Pieces
+from vllm_lazy_grammar.core.prewarm import ENDINGS, Task
 from vllm_lazy_grammar.core.rows import IdSet, is_allowed, open_row
 from vllm_lazy_grammar.core.shortest import TooMuchError
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.journal import Position, Text
     from vllm_lazy_grammar.core.matcher import CompiledGrammar, Matcher, Row
     from vllm_lazy_grammar.core.network import Network
+    from vllm_lazy_grammar.core.prewarm import Worker
     from vllm_lazy_grammar.core.trace import Trace
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
 
@@ -41,7 +45,10 @@ FIRST = 1024
 
 
 WAIT = 128
-"""Tokens left from which on endings that are still being worked out are waited for."""
+"""Tokens left from which on endings that are still being worked out are waited for: at each step a little, longer the nearer the end is."""
+
+_PATIENCE = 0.5
+"""Seconds: with `n` tokens left a step waits for at most an `n`-th of it, so that one request's endings do not hold up all others."""
 
 _SETS = 8
 """Sets of ids that are never text, for which a grammar's endings are kept."""
@@ -61,28 +68,43 @@ class HasNetwork(Protocol):
 
 
 class Prepared:
-    """The endings of one grammar, worked out by whoever asks first. Thread-safe: others wait for that one, and for nobody else.
+    """The endings of one grammar, worked out once, by the worker where there is one. Thread-safe.
 
     Args:
         make: works them out; None where they can not be found out.
+        worker: does it ahead; None: whoever asks first does.
     """
 
-    def __init__(self, make: Callable[[], Endings | None]) -> None:
-        self._make: Callable[[], Endings | None] | None = make
-        self._endings: Endings | None = None
+    def __init__(self, make: Callable[[], Endings | None], worker: Worker | None = None) -> None:
+        self._task: Task[Endings | None] = Task(make)
+        self._worker = worker
         self._lock = threading.Lock()
+        self._is_begun = False
 
     @property
     def ready(self) -> bool:
-        """Whether `get` answers without working anything out."""
-        return self._make is None
+        """Whether `get` answers without waiting."""
+        return self._task.done()
+
+    def begin(self) -> None:
+        """Have it done; returns at once where there is a worker."""
+        with self._lock:
+            begun, self._is_begun = self._is_begun, True
+        if begun:
+            return
+        if self._worker is None:
+            self._task.run()
+        else:
+            self._worker.submit(self._task.run, ENDINGS)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for them, so long at most; whether they are there."""
+        return bool(wait([self._task.future], seconds).done)
 
     def get(self) -> Endings | None:
         """The endings; None where they can not be found out."""
-        with self._lock:
-            if self._make is not None:
-                self._endings, self._make = self._make(), None
-        return self._endings
+        self.begin()
+        return self._task.result()
 
 
 class EndingsStore:
@@ -91,20 +113,21 @@ class EndingsStore:
     Args:
         vocabulary: the model's.
         trie: its pieces.
+        worker: works them out; None: whoever asks first does.
     """
 
-    def __init__(self, vocabulary: Vocabulary, trie: ByteTrie) -> None:
-        self.vocabulary, self._trie = vocabulary, trie
+    def __init__(self, vocabulary: Vocabulary, trie: ByteTrie, worker: Worker | None = None) -> None:
+        self.vocabulary, self._trie, self._worker = vocabulary, trie, worker
         self._found: WeakKeyDictionary[CompiledGrammar, OrderedDict[frozenset[int], Prepared]] = WeakKeyDictionary()
         self._pieces = lru_cache(_SETS)(partial(Pieces, trie))
         self._lock = threading.Lock()
 
     def get(self, grammar: CompiledGrammar, never: frozenset[int]) -> Prepared:
-        """The endings of a grammar where the ids in `never` are not text, there or to come; a worker may call `Prepared.get` ahead."""
+        """The endings of a grammar where the ids in `never` are not text, there or to come."""
         with self._lock:
             known = self._found.setdefault(grammar, OrderedDict())
             if never not in known:
-                known[never] = Prepared(partial(self._made, ref(grammar), never))
+                known[never] = Prepared(partial(self._made, ref(grammar), never), self._worker)
                 if len(known) > _SETS:
                     known.popitem(last=False)
             return known[never]
@@ -141,6 +164,7 @@ class LeadingOut:
         self._matcher: Matcher | None = None
         self._look_at = FIRST
         self._marks: dict[int, tuple[Text | None, int]] = {}
+        self._asked: Prepared | None = None
 
     def fork(self) -> Self:
         """The same for another session at the same position."""
@@ -157,12 +181,29 @@ class LeadingOut:
         return None if endings is None else endings.needs(endings.start) + self._kept
 
     def _endings(self, remaining: int) -> Endings | None:
-        prepared = self._store.get(self._compile.result(), self._never)
-        if not prepared.ready and remaining > WAIT:
-            return None
+        prepared = self._prepared()
+        if not prepared.ready:
+            prepared.begin()
+            if remaining > WAIT or not self._waited(prepared, _PATIENCE / max(1, remaining)):
+                return None
         endings = prepared.get()
         self._trace.budget_lost |= endings is None
         return endings
+
+    def _waited(self, prepared: Prepared, seconds: float) -> bool:
+        begin = time.perf_counter()
+        is_there = prepared.wait(seconds)
+        self._trace.endings_seconds += time.perf_counter() - begin
+        return is_there
+
+    def _prepared(self) -> Prepared:
+        if self._asked is None:
+            self._asked = self._store.get(self._compile.result(), self._never)
+        return self._asked
+
+    def begin(self) -> None:
+        """Have the grammar's endings worked out; the compile is done."""
+        self._prepared().begin()
 
     def lead(self, at: Position, row: Row, remaining: int, *, masks: bool) -> bool:
         """Clear what would not fit into the budget.

@@ -49,22 +49,28 @@ class Masks:
             )
         return masks
 
-    @property
-    def tokens_in(self) -> int | None:
-        """Tokens that the way into a trigger may take; None where there is none to force."""
-        return None if self._awaiting is None else self._awaiting.tokens_in
+    def pressed(self, remaining: int, shortest: int, *, must_call: bool) -> Pressed | None:
+        """What a budget that runs out asks for while a trigger may fire; None while there is time."""
+        assert self._awaiting is not None  # noqa: S101 -- only a lazy session has triggers
+        return self._awaiting.pressed(remaining, shortest, must_call=must_call)
 
     @property
-    def behind_trigger(self) -> int:
-        """Tokens of a trigger that the grammar's text does not begin with: 1, or 0."""
-        return 0 if self._awaiting is None else self._awaiting.behind_trigger
+    def way_in(self) -> int:
+        """Tokens that a trigger takes from any text, or a few more."""
+        return 0 if self._awaiting is None else self._awaiting.way_in
 
-    def free(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed = "") -> bool:
+    def ending(self, row: Row) -> bool:
+        """The row of the last token, where the turn may end and should: the stop ids alone. True: it masks something."""
+        row.fill(0)
+        self._stops.allow(row)
+        return True
+
+    def free(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed | None = None) -> bool:
         """While awaiting: everything, but refused tails, and but the stop ids where a call is owed; or only the way into a trigger."""
         assert self._awaiting is not None  # noqa: S101 -- only a lazy session is ever awaiting
         return self._awaiting.fill(gate, row, must_call=must_call, pressed=pressed)
 
-    def leaving(self, gate: Gate, at: Position, row: Row, pressed: Pressed = "") -> bool:
+    def leaving(self, gate: Gate, at: Position, row: Row, pressed: Pressed | None = None) -> bool:
         """Complete, and to be armed again by whatever the grammar does not take: its tokens, and those that are free after it."""
         gate.rearm()
         try:
@@ -80,3 +86,10 @@ class Masks:
     def mask_stops(self, row: Row) -> None:
         """Clear the stop ids."""
         self._stops.mask(row)
+
+    def go_on(self, row: Row) -> None:
+        """Clear the stop ids where anything else is left."""
+        kept = row.copy()
+        self._stops.mask(row)
+        if not row.any():
+            np.copyto(row, kept)

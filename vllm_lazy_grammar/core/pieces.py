@@ -23,7 +23,8 @@ class Pieces:
         excluded: ids that are never text: control tokens and stop ids.
 
     Attributes:
-        complete: every byte has a token of its own.
+        complete: every printable ASCII character has a token of its own, so that what is spelled byte by byte can be relied on. (Byte-level
+            vocabularies may lack bytes that no text has.)
     """
 
     def __init__(self, trie: ByteTrie, excluded: frozenset[int]) -> None:
@@ -31,8 +32,7 @@ class Pieces:
         self._excluded = excluded
         self._children: dict[int, dict[int, int]] = {}
         self._ends: dict[int, bool] = {}
-        singles = (self.child(0, byte) for byte in range(256))
-        self.complete = all(node and self.ends(node) for node in singles)
+        self.complete = all(self._is_token(byte) for byte in range(0x20, 0x7F))
         self._runs = {byte: self._run(byte) for byte in range(256)}
 
     def child(self, node: int, byte: int) -> int:
@@ -67,10 +67,14 @@ class Pieces:
             deepest = length if self.ends(node) else deepest
         return deepest
 
-    def rank(self, byte: int) -> tuple[bool, int, int]:
-        """Order in which bytes that lead to the same state are worth trying: those that tokens repeat some times come first.
+    def _is_token(self, byte: int) -> bool:
+        node = self.child(0, byte)
+        return bool(node) and self.ends(node)
+
+    def rank(self, byte: int) -> tuple[bool, bool, int, int]:
+        """Order in which bytes that lead to the same state are worth trying: those that are tokens, and that tokens repeat some times, come first.
 
         Runs of dozens (blanks, dashes) make as many places to stop at, for little.
         """
         run = self._runs[byte]
-        return run > _RUN, -run, byte
+        return not self._is_token(byte), run > _RUN, -run, byte

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COMPILE, ROWS = 0, 1
-"""Priorities: somebody may wait for a compile; rows only save time."""
+COMPILE, ENDINGS, ROWS = 0, 1, 2
+"""Priorities: somebody may wait for a compile, and soon for how it ends; rows only save time."""
 
 
 class Task(Generic[T]):

@@ -143,25 +143,46 @@ class Session:
         Returns:
             Whether anything is masked; on false the row is -1 throughout.
         """
-        if remaining is None or self._leading is None:
+        leading = self._leading
+        if remaining is None or remaining > FIRST or leading is None:
             return self._fill_free(row)
-        pressed = self._pressed(self._leading, remaining)
-        masks = self._fill(row, pressed) if pressed else self._fill_free(row)
-        at = self._walk.at
-        return self._leading.lead(at, row, remaining, masks=masks) if at.phase is _INSIDE else masks
+        return self._fill_near_end(leading, row, remaining)
 
-    def _pressed(self, leading: LeadingOut, remaining: int) -> Pressed:
+    def _fill_near_end(self, leading: LeadingOut, row: Row, remaining: int) -> bool:
+        walk = self._walk
+        if remaining == 1 and self._stops and walk.has_called:
+            return self._masks.ending(row)
+        pressed = self._pressed(leading, remaining)
+        if pressed is None:
+            masks = self._fill_free(row)
+        elif not (masks := self._fill(row, pressed)):
+            row.fill(ALL)
+        at = walk.at
+        return leading.lead(at, row, remaining, masks=masks) if at.phase is _INSIDE else masks
+
+    def _pressed(self, leading: LeadingOut, remaining: int) -> Pressed | None:
         """What the budget asks for while a trigger may fire: to begin the call that is owed, or to begin none that would not fit."""
         walk = self._walk
-        if remaining > FIRST or not (walk.at.phase is _AWAITING or walk.may_leave) or not self._compile.ready:
-            return ""
+        if not (walk.at.phase is _AWAITING or walk.may_leave) or not self._compile.ready:
+            return None
         shortest = leading.shortest(remaining)
-        if shortest is None:
-            return ""
-        if not walk.must_call:
-            return "late" if remaining - self._masks.behind_trigger < shortest else ""
-        way = self._masks.tokens_in
-        return "hurry" if way is not None and remaining <= way + shortest + 1 else ""
+        return None if shortest is None else self._masks.pressed(remaining, shortest, must_call=walk.must_call)
+
+    def look_ahead(self) -> None:
+        """Have it worked out how the grammar ends, for a budget that will soon ask; the compile is done."""
+        if self._leading is not None:
+            self._leading.begin()
+
+    def owes(self, remaining: int) -> int | None:
+        """Tokens that the shortest way to the end takes while the model still reasons, the stop id included: a few more at most.
+
+        None where the turn may end without more, where that is not known (yet), and far from the end.
+        """
+        leading = self._leading
+        if leading is None or remaining > FIRST or not self._compile.ready or not (self.trace.eager or self.must_call):
+            return None
+        shortest = leading.shortest(remaining)
+        return None if shortest is None else shortest + (self._masks.way_in if self.must_call else 0)
 
     def _fill_free(self, row: Row) -> bool:
         """The row without a budget."""
@@ -178,7 +199,7 @@ class Session:
         self.trace.fill_seconds += time.perf_counter() - begin
         return masks
 
-    def _fill(self, row: Row, pressed: Pressed = "") -> bool:
+    def _fill(self, row: Row, pressed: Pressed | None = None) -> bool:
         walk = self._walk
         at = walk.at
         if at.phase is _INSIDE:
@@ -225,6 +246,10 @@ class Session:
     def mask_stops(self, row: Row) -> None:
         """Clear the stop ids in a row that is somebody else's otherwise."""
         self._masks.mask_stops(row)
+
+    def go_on(self, row: Row) -> None:
+        """Clear the stop ids in this position's row where anything else is legal: the answer shall not end yet."""
+        self._masks.go_on(row)
 
     # -- where it stands ---------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class Trace:
         joined_seconds: time the engine's step waited for the compile.
         fill_seconds: time spent making rows; a copied row adds nothing.
         forced_seconds: time spent looking for forced tokens; nothing where the row was there.
+        endings_seconds: time the engine's steps waited for how the grammar ends.
         needed: tokens that the shortest text needs, where it does not fit into the budget; None where it does, or was not looked at.
         budget_lost: a budget was asked for and can not be kept: the grammar's endings are not known.
         error: why the request was ended by us, if it was.
@@ -41,6 +42,7 @@ class Trace:
     joined_seconds: float = 0.0
     fill_seconds: float = 0.0
     forced_seconds: float = 0.0
+    endings_seconds: float = 0.0
     needed: int | None = None
     budget_lost: bool = False
     error: str | None = None

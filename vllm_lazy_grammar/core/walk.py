@@ -269,6 +269,12 @@ class Walk:
         return at.phase is Phase.AWAITING and self._spec is not None and self._spec.mandatory and not at.activations
 
     @property
+    def has_called(self) -> bool:
+        """Whether a call was owed, is there, and the turn may end."""
+        spec = self._spec
+        return spec is not None and spec.mandatory and bool(self.at.activations) and self.may_end
+
+    @property
     def may_leave(self) -> bool:
         """Whether the grammar is complete and whatever it does not take is free text again."""
         at, spec = self.at, self._spec

@@ -12,12 +12,14 @@ Invariants:
 from __future__ import annotations
 
 from codecs import utf_8_decode
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from vllm_lazy_grammar.core.byte_trie import DEAD
 from vllm_lazy_grammar.core.literals import LiteralAutomaton
+from vllm_lazy_grammar.core.rows import IdSet, allowed_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +35,7 @@ _SECOND_BYTES: Final = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xB
 """Lead bytes whose next byte is bound more narrowly than others."""
 
 _THREE_BYTES, _FOUR_BYTES = 0xE0, 0xF0
+_FAR = 1 << 30
 LONGEST_HALF = 3
 """Bytes that a half-written character may have, and tokens that finish it."""
 
@@ -78,7 +81,53 @@ class WaysIn:
         table[self._done] = self._done
         return table
 
-    def rows(self, gate: Gate, row: Row, *, tails: bool) -> Iterator[None]:
+    @property
+    def needs_from_start(self) -> int:
+        """Fewest tokens that spell a whole word; more than any budget where the vocabulary can not."""
+        return int(self._needs[0])
+
+    @cached_property
+    def _needs(self) -> NDArray[np.int32]:
+        """Fewest tokens to the end of a word, for each state."""
+        needs = np.full(len(self._tables[False]), _FAR, np.int32)
+        states = len(self._words.hits)
+        needs[:states][self._words.hits] = needs[self._done] = 0
+        for state in sorted(range(states), key=lambda state: -int(self._words.depth[state])):
+            if needs[state]:
+                needs[state] = min((1 + int(needs[behind]) for behind in self._one_token_on(state)), default=_FAR)
+        for lacking, state in self._lacking.items():
+            needs[state] = needs[0] + lacking
+        for lead, state in self._narrow.items():
+            needs[state] = needs[0] + _length(lead) - 1
+        return needs
+
+    def _one_token_on(self, state: int) -> Iterator[int]:
+        """The states of the words that one token leads to from here."""
+        table, nodes = self._tables[False], [(state, b"")]
+        while nodes:
+            node, text = nodes.pop()
+            for byte in np.flatnonzero(table[node] >= 0).tolist():
+                behind, longer = int(table[node, byte]), text + bytes((byte,))
+                if 0 < behind < self._done:
+                    nodes.append((behind, longer))
+                    if self._trie.vocabulary.id_of(longer) is not None:
+                        yield behind
+
+    def _within(self, state: int, row: Row, limit: int, *, tails: bool) -> None:
+        """Keep the tokens behind which at most `limit` tokens end a word; all of them where that is none."""
+        vocabulary, table = self._trie.vocabulary, self._tables[tails]
+        kept = []
+        for token in allowed_ids(row, vocabulary.size).tolist():
+            behind = state
+            for byte in vocabulary.piece(token):
+                behind = int(table[behind, byte])
+            if self._needs[behind] <= limit:
+                kept.append(token)
+        if kept:
+            row.fill(0)
+            IdSet(kept, vocabulary.size).allow(row)
+
+    def rows(self, gate: Gate, row: Row, *, tails: bool, within: int | None = None) -> Iterator[None]:
         """Write the row of the tokens that go on from where the text stands; once for each place that it can be said to stand at.
 
         The longest begun word comes first, then shorter ones, then half a character, then the start of every word; whoever iterates
@@ -88,9 +137,12 @@ class WaysIn:
             gate: awaiting; where the text stands.
             row: written anew before each step of the iteration; control tokens are taken by their text.
             tails: allow a whole word and more in one token.
+            within: only tokens with which a word takes at most so many, the next one included; any where there is none.
         """
         for state in self._standings(gate):
             self._trie.survivors(self._tables[tails], state, row, control=True)
+            if within is not None:
+                self._within(state, row, within - 1, tails=tails)
             yield
 
     def _standings(self, gate: Gate) -> Iterator[int]:
