@@ -165,15 +165,13 @@ def _at(starts: list[int], rule: int) -> int:
 
 @lru_cache(512)
 def _byte(text: str) -> int:
-    """The byte that is written so; a character beyond ASCII never is."""
-    if text[0] != "\\":
-        number = ord(text)
-    elif text[1] == "x":
-        number = int(text[2:], 16)
-    elif text[1] in _LITERAL:
-        number = ord(text[1])
-    else:
-        number = _ESCAPED.get(text[1], -1)
-    if not 0 <= number <= 0xFF or (len(text) == 1 and number > 0x7E):
-        raise _UnknownError
-    return number
+    """The byte that is written so."""
+    if text.startswith("\\x"):
+        return int("0" + text[1:], base=0)
+    if len(text) == 1 and text.isascii() and text.isprintable():
+        return ord(text)
+    if text[-1] in _LITERAL:
+        return ord(text[-1])
+    if text[-1] in _ESCAPED and len(text) > 1:
+        return _ESCAPED[text[-1]]
+    raise _UnknownError

@@ -59,9 +59,7 @@ def _timed(times: Times, name: str, work: Callable[[], Any]) -> Any:
         times[name].append((time.perf_counter() - begin) * 1e3)
 
 
-def _measured(
-    engine: XgrammarEngine, pieces: Pieces, key: GrammarKey, times: Times, rng: np.random.Generator
-) -> str:
+def _measured(engine: XgrammarEngine, pieces: Pieces, key: GrammarKey, times: Times, rng: np.random.Generator) -> str:
     grammar = _timed(times, "xgrammar compiles", lambda: engine.compile(key))
     matcher, row = grammar.matcher(), grammar.new_row()
     _timed(times, "xgrammar fills its first row", lambda: matcher.fill(row))
