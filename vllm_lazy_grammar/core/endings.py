@@ -36,7 +36,7 @@ NOT_OURS = -1000
 
 _KEPT_COSTS = 32
 
-_AHEAD = 600
+_AHEAD = 256
 """Stands that are looked at ahead, the nearest to the start first."""
 
 _AT_ONCE = 32
@@ -91,7 +91,7 @@ class Endings:
             self._need(self.start)
             stands = self._nearest()
             for place in range(0, len(stands), _AT_ONCE):
-                if self._shortest.places > EFFORT // 2:
+                if self._shortest.places > EFFORT // 4:
                     break
                 self._ask(stands[place : place + _AT_ONCE])
                 for stand in stands[place : place + _AT_ONCE]:
