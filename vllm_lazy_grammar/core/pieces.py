@@ -70,7 +70,7 @@ class Pieces:
         """bool[nodes]: whether a token ends there."""
         text = ~np.isin(self.nodes.tokens, np.fromiter(self._excluded, np.int32, len(self._excluded)))
         before = np.concatenate((np.zeros(1, np.int64), np.cumsum(text)))[self.nodes.firsts]
-        return before[1:] > before[:-1]
+        return np.diff(before) > 0
 
     @cached_property
     def roots(self) -> NDArray[np.int32]:

@@ -104,9 +104,11 @@ def _nothing(states: int) -> _Known:
     def rows(width: int) -> NDArray[np.int32]:
         return np.empty((64, width), np.int32)
 
-    tables = (np.full(256, -1, np.int32) for _ in range(2))
+    def table() -> NDArray[np.int32]:
+        return np.full(256, -1, np.int32)
+
     bytes_at = np.full((states, 2), -1, np.int32)
-    return _Known(rows(6), rows(4), rows(3), rows(3), *tables, rows(2), bytes_at, np.zeros(6, np.int64))
+    return _Known(rows(6), rows(4), rows(3), rows(3), table(), table(), rows(2), bytes_at, np.zeros(6, np.int64))
 
 
 class Shortest:
@@ -214,7 +216,7 @@ def _longer(rows: NDArray[np.int32], needed: int) -> NDArray[np.int32]:
 @compiled
 def _child(tokens: _Tokens, node: int, byte: int) -> int:
     if node == 0:
-        return tokens.roots[byte]
+        return int(tokens.roots[byte])
     below, end = node + 1, tokens.skips[node]
     while below < end and tokens.edges[below] < byte:
         below = tokens.skips[below]
@@ -456,7 +458,7 @@ def _solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 -- one loop over t
             row = places[place, _CALLERS]
             while row >= 0:
                 queue = _longer(queue, queued + 1)
-                queued = _pushed(queue, queued, _FOLLOW, callers[row, 0], callers[row, 1], node, sum_)
+                queued = _pushed(queue, queued, _FOLLOW, callers[row, 0], callers[row, 1], node, int(sum_))
                 row = callers[row, _NEXT_CALLER]
         else:
             break

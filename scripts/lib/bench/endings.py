@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,5 +98,5 @@ def _later(endings: Endings, vocabulary: Vocabulary, times: Times, rng: np.rando
             return
         ends = np.intersect1d(enders, allowed)
         token = int(rng.choice(ends if len(allowed) > 1_000 and len(ends) and rng.random() < 0.3 else allowed))
-        stand = _timed(times, "reading a token", lambda at=stand, t=token: endings.advance(at, t, vocabulary.piece(t)))
+        stand = _timed(times, "reading a token", partial(endings.advance, stand, token, vocabulary.piece(token)))
         _look(endings, stand, times, "later look")
