@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from vllm_lazy_grammar.core.byte_trie import ByteTrie
 from vllm_lazy_grammar.core.compiled import compiled
-from vllm_lazy_grammar.core.network import FAR
-from vllm_lazy_grammar.core.shortest import Shortest
-from vllm_lazy_grammar.core.stacks import BOTTOM, DEAD, UNKNOWN, Stacks
+from vllm_lazy_grammar.core.network import FAR, Network, Span, State
+from vllm_lazy_grammar.core.pieces import Pieces
+from vllm_lazy_grammar.core.shortest import EFFORT, Shortest, TooMuchError
+from vllm_lazy_grammar.core.stacks import BOTTOM, DEAD, STANDS, UNKNOWN, Stacks
+from vllm_lazy_grammar.core.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vllm_lazy_grammar.core.matcher import Row
-    from vllm_lazy_grammar.core.network import Network
-    from vllm_lazy_grammar.core.pieces import Pieces
 
 NEVER = np.iinfo(np.int16).max
 """In costs: no way."""
@@ -34,6 +35,11 @@ NOT_OURS = -1000
 """In costs: the network does not take the token, so the row's own bit stands."""
 
 _KEPT_COSTS = 32
+
+_AHEAD = 256
+"""Stands that are looked at ahead, the nearest to the start first."""
+
+_AT_ONCE = 32
 
 
 class Costs(NamedTuple):
@@ -72,13 +78,47 @@ class Endings:
         self._lock = threading.RLock()
         self._path = np.zeros(int(pieces.nodes.depths.max()) + 1, np.int32)
         self._behind_each = np.empty(row_words * 32, np.int32)
-        self._asked = np.empty((4096, 2), np.int32)
 
     def advance(self, stand: int, part: int | bytes, piece: bytes) -> int:
         """The stand behind a token (by id, where the grammar names it so; else by its bytes) or behind bytes; negative where there is none."""
         with self._lock:
             named = self._stacks.by_name(stand, part) if isinstance(part, int) else DEAD
             return named if named >= 0 else self._stacks.steps(stand, piece)
+
+    def prepare(self) -> None:
+        """Work out ahead what the first looks ask for: the start's numbers, and the stands nearest to it. TooMuchError where the start's can not be."""
+        with self._lock:
+            self._need(self.start)
+            stands = self._nearest()
+            for place in range(0, len(stands), _AT_ONCE):
+                if self._shortest.places > EFFORT // 4:
+                    break
+                self._ask(stands[place : place + _AT_ONCE])
+                for stand in stands[place : place + _AT_ONCE]:
+                    self._need(stand)
+            if self.start >= 0:
+                self.costs(self.start)
+
+    def _nearest(self) -> list[int]:
+        """Stands that few bytes lead to from the start."""
+        stacks, found = self._stacks, [self.start] if self.start >= 0 else []
+        seen = {self.start, DEAD, UNKNOWN}
+        for stand in found:
+            if len(found) >= _AHEAD:
+                break
+            try:
+                stacks.step(stand, 0)
+            except TooMuchError:
+                continue
+            fresh = [other for other in dict.fromkeys(stacks.table[stand].tolist()) if other not in seen]
+            seen.update(fresh)
+            found.extend(fresh)
+        return found
+
+    def _ask(self, stands: list[int]) -> None:
+        """Have the numbers of some stands worked out in one go, as far as the stacks' tops go."""
+        fresh = [stand for stand in stands if stand not in self._needs]
+        self._shortest.ahead({(state, 0) for stand in fresh for state, _ in self._stacks.items[stand]})
 
     def needs(self, stand: int) -> int:
         """Fewest tokens until the text may end; `NEVER` or more where there is no way. TooMuchError where that can not be found out."""
@@ -125,6 +165,7 @@ class Endings:
 
     def _work_out(self, stand: int) -> Costs:
         behind, found = self._walked(stand)
+        self._ask(found)
         prices = np.full(len(self._stacks.table) + 1, NEVER, np.int16)  # one more at the end, which is that of DEAD
         for place in found:
             prices[place] = min(self._need(place), NEVER)
@@ -137,13 +178,14 @@ class Endings:
     def _walked(self, stand: int) -> tuple[NDArray[np.int32], list[int]]:
         """The stand behind each id, `DEAD` where the network does not take it; and which stands these are."""
         nodes, stacks = self._pieces.nodes, self._stacks
-        while True:
-            found = np.zeros(len(stacks.table), np.bool_)
-            count = _walk(*nodes, stacks.table, stand, self._path, self._behind_each, found, self._asked)
-            if not count:
-                return self._behind_each, np.flatnonzero(found).tolist()
-            for place, byte in set(map(tuple, self._asked[:count].tolist())):
+        found = np.zeros(STANDS, np.bool_)
+        self._behind_each.fill(DEAD)
+        waiting = np.array([[0, stand, 0]], np.int32)
+        while len(waiting):
+            waiting = _walk(*nodes, stacks.table, waiting, self._path, self._behind_each, found)
+            for place, byte in dict(waiting[:, 1:].tolist()).items():  # one byte of each stand: its row is filled
                 stacks.step(place, byte)
+        return self._behind_each, np.flatnonzero(found).tolist()
 
     def _named(self, stand: int) -> dict[int, int]:
         states = self._network.states
@@ -169,39 +211,46 @@ def _walk(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
     firsts: NDArray[np.int32],
     tokens: NDArray[np.int32],
     table: NDArray[np.int32],
-    stand: int,
+    waiting: NDArray[np.int32],
     path: NDArray[np.int32],
     behind: NDArray[np.int32],
     found: NDArray[np.bool_],
-    asked: NDArray[np.int32],
-) -> int:
-    """Write the stand behind each token, and mark it in `found`.
+) -> NDArray[np.int32]:
+    """Write the stand behind each token below some nodes, and mark it in `found`.
 
-    Returns how many (stand, byte) are not in the table yet: they stand in `asked`, and below them nothing is done.
+    `waiting` has these nodes, and for each the stand before its byte.
+
+    Returns the places where the table has no entry yet: int32[_, 3], node, stand and byte; nothing was done below them.
     """
-    behind[:] = DEAD
-    path[0] = stand
-    count, node = 0, 1
-    while node < len(edges) and count < len(asked):
-        depth = depths[node]
-        after = table[path[depth - 1], edges[node]]
-        if after < 0:
-            if after == UNKNOWN:
-                asked[count, 0], asked[count, 1] = path[depth - 1], edges[node]
-                count += 1
-            node = skips[node]
-            continue
-        path[depth] = after
-        for k in range(firsts[node], firsts[node + 1]):
-            behind[tokens[k]] = after
-            found[after] = True
-        node += 1
-    return count
+    asked, count = np.empty((64, 3), np.int32), 0
+    for k in range(len(waiting)):
+        node = waiting[k, 0]
+        end = skips[node] if node else len(edges)
+        path[depths[node] - 1 if node else 0] = waiting[k, 1]
+        node = node or 1
+        while node < end:
+            depth = depths[node]
+            after = table[path[depth - 1], edges[node]]
+            if after < 0:
+                if after == UNKNOWN:
+                    if count == len(asked):
+                        grown = np.empty((2 * count, 3), np.int32)
+                        grown[:count] = asked
+                        asked = grown
+                    asked[count, 0], asked[count, 1], asked[count, 2] = node, path[depth - 1], edges[node]
+                    count += 1
+                node = skips[node]
+                continue
+            path[depth] = after
+            for i in range(firsts[node], firsts[node + 1]):
+                behind[tokens[i]] = after
+                found[after] = True
+            node += 1
+    return asked[:count].copy()
 
 
 def warm() -> None:
     """Compile, or load from numba's cache, the compiled functions of this module, so that no request's step does."""
-    i32 = np.zeros(1, np.int32)
-    nodes = (np.zeros(1, np.uint8), i32, i32, i32, i32)
-    table, found, asked = np.full((1, 256), DEAD, np.int32), np.zeros(1, np.bool_), np.zeros((1, 2), np.int32)
-    _walk(*nodes, table, 0, i32.copy(), i32.copy(), found, asked)
+    network = Network([State(spans=[Span(97, 97, 1)]), State(final=True)], 0)
+    vocabulary = Vocabulary([b"a", b""], 2)
+    Endings(network, Pieces(ByteTrie(vocabulary), frozenset()), vocabulary.row_words).prepare()

@@ -139,7 +139,7 @@ class EndingsStore:
             return None
         try:
             endings = Endings(network, self._pieces(never), self.vocabulary.row_words)
-            endings.needs(endings.start)
+            endings.prepare()
         except TooMuchError:
             return None
         return endings

@@ -7,9 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from vllm_lazy_grammar.core.byte_trie import ByteTrie
 
 _RUN = 8
@@ -59,6 +64,25 @@ class Pieces:
             here = self.nodes.tokens[first:last].tolist()
             known = self._ends[node] = any(token not in self._excluded for token in here)
         return known
+
+    @cached_property
+    def ends_each(self) -> NDArray[np.bool_]:
+        """bool[nodes]: whether a token ends there."""
+        text = ~np.isin(self.nodes.tokens, np.fromiter(self._excluded, np.int32, len(self._excluded)))
+        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(text)))[self.nodes.firsts]
+        return np.diff(before) > 0
+
+    @cached_property
+    def roots(self) -> NDArray[np.int32]:
+        """int32[256]: the node of each first byte, 0 where there is none."""
+        return np.array([self.child(0, byte) for byte in range(256)], np.int32)
+
+    @cached_property
+    def ranks(self) -> NDArray[np.int32]:
+        """int32[256]: the place of each byte in the order of `rank`."""
+        places = np.empty(256, np.int32)
+        places[sorted(range(256), key=self.rank)] = np.arange(256)
+        return places
 
     def _run(self, byte: int) -> int:
         node = length = deepest = 0

@@ -11,6 +11,8 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +28,8 @@ BOTTOM = 0
 
 _DEPTH = 300
 _ITEMS = 2_000
-_STANDS = 8_000
+STANDS = 8_000
+"""Stands that may be worked out for one grammar."""
 
 Item = tuple[int, int]
 """(state, stack)"""
@@ -54,6 +57,7 @@ class Stacks:
         self.items: list[tuple[Item, ...]] = []
         self.complete: list[bool] = []
         self.table = np.full((64, 256), UNKNOWN, np.int32)
+        self._behind: dict[frozenset[Item], int] = {}
         self.start = self._stand([(network.start, BOTTOM)])
 
     def _push(self, state: int, stack: int) -> int:
@@ -74,7 +78,7 @@ class Stacks:
         kept = frozenset((*found, (-1, BOTTOM)) if complete else found)
         number = self._numbers.get(kept)
         if number is None:
-            if len(self.items) >= _STANDS:
+            if len(self.items) >= STANDS:
                 raise TooMuchError
             number = self._numbers[kept] = len(self.items)
             self.items.append(tuple(sorted(found)))
@@ -122,16 +126,42 @@ class Stacks:
         return after
 
     def _step(self, stand: int, byte: int) -> int:
+        """Fill a stand's whole row, as bytes come in few kinds; what would take too much is left out of it, the byte asked for excepted."""
+        after = np.full(256, DEAD, np.int32)
+        for low, high, moved in self._moves(stand):
+            try:
+                after[low:high] = self._moved(moved)
+            except TooMuchError:
+                if low <= byte < high:
+                    raise
+                after[low:high] = UNKNOWN
+        self.table[stand] = after
+        return int(after[byte])
+
+    def _moves(self, stand: int) -> list[tuple[int, int, frozenset[Item]]]:
+        """The items that bytes from a first one to one before a last one lead to, without what they lead to silently."""
         states = self._network.states
-        moved = {
-            (target, stack)
-            for number, stack in self.items[stand]
-            for low, high, target in states[number].spans
-            if low <= byte <= high
-        }
-        after = self._stand(sorted(moved)) if moved else DEAD
-        self.table[stand, byte] = after
-        return after
+        begins: dict[int, list[Item]] = defaultdict(list)
+        ends: dict[int, list[Item]] = defaultdict(list)
+        for number, stack in self.items[stand]:
+            for low, high, target in states[number].spans:
+                begins[low].append((target, stack))
+                ends[high + 1].append((target, stack))
+        places = sorted({*begins, *ends})
+        found, here = [], Counter[Item]()
+        for place, following in pairwise(places):
+            here.subtract(ends[place])
+            here.update(begins[place])
+            moved = frozenset(item for item, count in here.items() if count > 0)
+            if moved:
+                found.append((place, following, moved))
+        return found
+
+    def _moved(self, moved: frozenset[Item]) -> int:
+        known = self._behind.get(moved)
+        if known is None:
+            known = self._behind[moved] = self._stand(sorted(moved))
+        return known
 
     def steps(self, stand: int, data: bytes) -> int:
         """The stand behind some bytes."""

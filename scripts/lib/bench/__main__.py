@@ -1,4 +1,4 @@
-"""scripts/bench: all benchmarks, or those named: steps gate trie first_token."""
+"""scripts/bench: all benchmarks, or those named: steps gate trie endings first_token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.serving.models import SHARED, demo_model, dummy_model
 
 def main() -> None:
     """Run what the command line names, everything where it names nothing."""
-    wanted = set(sys.argv[1:]) or {"steps", "gate", "trie", "first_token"}
+    wanted = set(sys.argv[1:]) or {"steps", "gate", "trie", "endings", "first_token"}
     model = demo_model()
     qwen = SHARED / "data" / "qwen3"
     if "steps" in wanted:
@@ -32,6 +32,11 @@ def main() -> None:
             gate.run(engine, tokenizer)
         if "trie" in wanted:
             trie.run(engine)
+    if "endings" in wanted and qwen.is_dir():
+        from scripts.lib.bench import endings
+        from tests.oracles import vocabularies
+
+        endings.run(SHARED / "data" / "maskbench", vocabularies.qwen3())
     if "first_token" in wanted:
         from scripts.lib.bench import first_token
 
