@@ -89,7 +89,7 @@ def facts() -> list[str]:
 @functools.cache
 def table() -> Table:
     """The one table of this process."""
-    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_servers(), *_tools())
+    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_faults(), *_servers(), *_tools())
     return Table(seams, version=_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
 
@@ -285,6 +285,37 @@ def _requests() -> list[Seam]:
             ),
         ),
     ]
+
+
+def _faults() -> list[Seam]:
+    from vllm_lazy_grammar.adapter import client_errors
+
+    generate = Target(_ASYNC, "AsyncLLM.generate")
+    update = Target("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output")
+    until = "vLLM carries a message with a request that its engine ends"
+    return [
+        Seam(
+            generate,
+            client_errors.generating,
+            why="the client is told why the engine ended its request; the reason travels in `stop_reason`",
+            until=until,
+            checks=(
+                Parameters(generate, ("self", "prompt", "sampling_params", "request_id")),
+                LooksUp(update, "stop_reason"),
+                LooksUp(update, "accept_tokens"),
+                LooksUp(update, "FINISHED_ERROR"),
+                Exists(Target("vllm.v1.engine", "EngineCoreOutput.stop_reason")),
+                LooksUp(Target("vllm.v1.engine.output_processor", "OutputProcessor.process_outputs"), "stop_reason"),
+                *(LooksUp(Target(f"{package}.serving", caller), "generate") for package, caller in _GENERATING),
+            ),
+        ),
+    ]
+
+
+_GENERATING = (
+    (_CHAT, "OpenAIServingChat._create_chat_completion"),
+    (_COMPLETION, "OpenAIServingCompletion._create_completion"),
+)
 
 
 def _servers() -> list[Seam]:
