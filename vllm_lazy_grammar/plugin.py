@@ -50,6 +50,7 @@ _OFFLINE_BEAMS = "vllm.entrypoints.generate.beam_search.offline"
 _CHAT = "vllm.entrypoints.openai.chat_completion"
 _COMPLETION = "vllm.entrypoints.openai.completion"
 _RESPONSES = "vllm.entrypoints.openai.responses"
+_MESSAGES = "vllm.entrypoints.anthropic.serving"
 _RENDERER = "vllm.renderers.online_renderer"
 _MAIN = "vllm.entrypoints.cli.main"
 _PARSE = "vllm.parser.abstract_parser"
@@ -323,12 +324,24 @@ def _servers() -> list[Seam]:
 
     render = frontend.rendering
     offline = Target(_OFFLINE_BEAMS, "BeamSearchOfflineMixin.beam_search")
+    messages = Target(_MESSAGES, "AnthropicServingMessages.create_messages")
     chat, completion, responses = "OpenAIServingChat", "OpenAIServingCompletion", "OpenAIServingResponses"
     return [
         _rendering(render, _CHAT, f"{chat}.render_chat_request", f"{chat}._create_chat_completion"),
         _rendering(render, _COMPLETION, f"{completion}.render_completion_request", f"{completion}._create_completion"),
         _rendering(
             render, _RESPONSES, f"{responses}._render_resolved_response_inputs", f"{responses}._create_responses"
+        ),
+        Seam(
+            messages,
+            refusals.messages,
+            why="fields that ask for a grammar in other APIs are a 400 here, since the request's class drops them",
+            until="vLLM refuses fields that it does not know",
+            checks=(
+                Parameters(messages, ("self", "request", "raw_request")),
+                LooksUp(Target("vllm.entrypoints.anthropic.api_router", "create_messages"), "create_messages"),
+                LooksUp(Target("vllm.entrypoints.generate.base.serving", "GenerateBaseServing.__init__"), "engine_client"),
+            ),
         ),
         Seam(
             offline,
