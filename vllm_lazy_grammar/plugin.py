@@ -90,7 +90,17 @@ def facts() -> list[str]:
 @functools.cache
 def table() -> Table:
     """The one table of this process."""
-    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_faults(), *_servers(), *_tools())
+    seams = (
+        *_llvm(),
+        *_engine(),
+        *_config(),
+        *_command_line(),
+        *_start(),
+        *_requests(),
+        *_faults(),
+        *_servers(),
+        *_tools(),
+    )
     return Table(seams, version=_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
 
@@ -340,7 +350,9 @@ def _servers() -> list[Seam]:
             checks=(
                 Parameters(messages, ("self", "request", "raw_request")),
                 LooksUp(Target("vllm.entrypoints.anthropic.api_router", "create_messages"), "create_messages"),
-                LooksUp(Target("vllm.entrypoints.generate.base.serving", "GenerateBaseServing.__init__"), "engine_client"),
+                LooksUp(
+                    Target("vllm.entrypoints.generate.base.serving", "GenerateBaseServing.__init__"), "engine_client"
+                ),
             ),
         ),
         Seam(

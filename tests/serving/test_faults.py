@@ -99,7 +99,9 @@ def test_a_streams_error_event_names_field_value_and_reason_as_a_bad_request(ser
 
 
 def test_a_compile_that_fails_in_the_engine_is_a_400_too_for_eager_and_lazy_requests(server):
-    grammar = {"grammar": 'root ::= other\nother ::= other "a"\n' + "# long enough to be only read by the front end\n" * 400}
+    grammar = {
+        "grammar": 'root ::= other\nother ::= other "a"\n' + "# long enough to be only read by the front end\n" * 400
+    }
     for call in (chat, complete):
         with pytest.raises(openai.BadRequestError, match="allows nothing") as caught:
             call(server, lazy(grammar), [-1])

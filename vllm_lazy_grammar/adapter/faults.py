@@ -91,7 +91,9 @@ def fault_of_refusal(request: Request, fill: Callable[[Row], object], size: int,
     for field, value, left in _narrowings(params, legal, output):
         if not left:
             return _blaming(field, value, "this and the grammar leave no token that may come next")
-    return Fault("the model's token was refused by the request's grammar although its mask allowed it: a fault of the server")
+    return Fault(
+        "the model's token was refused by the request's grammar although its mask allowed it: a fault of the server"
+    )
 
 
 def _narrowings(params: Any, legal: frozenset[int], output: int) -> list[tuple[str, object, frozenset[int]]]:

@@ -39,6 +39,8 @@ def refuse_unseen(triggers: Triggers, marker: str, vocabulary: Vocabulary) -> No
     for index, data, token in triggers.forcible:
         begin = data.find(text)
         if token is None and (begin > 0 or (begin == 0 and not whole)):
-            seen = f"only {marker!r} and what follows" if whole else f"only the last token of {marker!r} and what follows"
+            seen = (
+                f"only {marker!r} and what follows" if whole else f"only the last token of {marker!r} and what follows"
+            )
             reason = f"this could never be seen: it begins inside the reasoning, of which a trigger sees {seen}"
             raise RequestError(f"vllm_xargs.grammar_triggers[{index}]", str(triggers.spec.triggers[index]), reason)

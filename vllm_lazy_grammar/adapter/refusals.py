@@ -38,7 +38,9 @@ def options_of_ours(extra: Mapping[str, Any] | None) -> dict[str, Any]:
 def refuse_in_messages(body: Mapping[str, object]) -> None:
     """RequestError where a body of ``/v1/messages`` has a field that means something to vLLM or llama.cpp elsewhere, and is dropped there."""
     for name in sorted((_FOREIGN | _ELSEWHERE) & body.keys()):
-        reason = "is not read here: write a schema as `output_config.format`, tools as `tools`, and options in `vllm_xargs`"
+        reason = (
+            "is not read here: write a schema as `output_config.format`, tools as `tools`, and options in `vllm_xargs`"
+        )
         raise RequestError(name, body[name], reason)
 
 
