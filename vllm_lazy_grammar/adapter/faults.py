@@ -118,6 +118,10 @@ class Ended(StructuredOutputGrammar):
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
+    def told(self, request: Request) -> str:
+        """Why the request is ended, as its output's `stop_reason` tells it."""
+        return fault_of(self.error, request).as_stop_reason()
+
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:  # noqa: ARG002 -- vLLM's signature
         """Takes no token."""
         return not tokens

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm_lazy_grammar.adapter.backend import LazyBackend
-from vllm_lazy_grammar.adapter.faults import Ended, fault_of
+from vllm_lazy_grammar.adapter.faults import Ended
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import read
@@ -103,17 +103,16 @@ class ServesLazy(_Base):
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
         """Advance the request's grammar; false ends the request."""
         structured: Any = request.structured_output_request
-        ended = None if structured is None else structured.grammar
-        if type(ended) is Ended and new_token_ids:
-            request.stop_reason = fault_of(ended.error, request).as_stop_reason()
-            return False
         if not self._is_unreasoned or structured is None or not new_token_ids:
-            accepted = bool(super().accept_tokens(request, new_token_ids))
+            over = bool(new_token_ids) and _has_ended(
+                structured
+            )  # reasoning would go on without its grammar being asked
+            accepted = not over and bool(super().accept_tokens(request, new_token_ids))
         else:
             structured.reasoning_ended = True  # there is none without a parser, and vLLM notes it so
             accepted = _grammar_of(request).accept_tokens(request.request_id, new_token_ids)
         if structured is not None and (not accepted or request.is_finished()):
-            if not accepted and isinstance(structured.grammar, LazyGrammar):
+            if not accepted and isinstance(structured.grammar, LazyGrammar | Ended):
                 request.stop_reason = structured.grammar.told(request)
             _finish(structured)
         return accepted
@@ -154,6 +153,10 @@ def _finish(structured: Any) -> None:
     """The request has had its last token: vLLM may hold it until the next one arrives, so its end is told now."""
     if isinstance(structured.grammar, LazyGrammar):
         structured.grammar.finish()
+
+
+def _has_ended(structured: Any) -> bool:
+    return structured is not None and isinstance(structured.grammar, Ended)
 
 
 def _has_gate(structured: Any) -> bool:

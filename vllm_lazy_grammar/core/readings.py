@@ -50,7 +50,8 @@ class Readings:
         """The items that wait for a byte, among these and all that they lead to without one."""
         at, ways = len(self._waiting), 0
         self._waiting.append(defaultdict(list))
-        found, todo, empty = [], list(moved), set()
+        empty: set[int] = set()
+        found, todo = [], list(moved)
         while todo and ways <= self._bound:
             item = todo.pop()
             if self._network.states[item.state].spans:
