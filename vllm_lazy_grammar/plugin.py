@@ -50,6 +50,7 @@ _OFFLINE_BEAMS = "vllm.entrypoints.generate.beam_search.offline"
 _CHAT = "vllm.entrypoints.openai.chat_completion"
 _COMPLETION = "vllm.entrypoints.openai.completion"
 _RESPONSES = "vllm.entrypoints.openai.responses"
+_MESSAGES = "vllm.entrypoints.anthropic.serving"
 _RENDERER = "vllm.renderers.online_renderer"
 _MAIN = "vllm.entrypoints.cli.main"
 _PARSE = "vllm.parser.abstract_parser"
@@ -89,7 +90,17 @@ def facts() -> list[str]:
 @functools.cache
 def table() -> Table:
     """The one table of this process."""
-    seams = (*_llvm(), *_engine(), *_config(), *_command_line(), *_start(), *_requests(), *_servers(), *_tools())
+    seams = (
+        *_llvm(),
+        *_engine(),
+        *_config(),
+        *_command_line(),
+        *_start(),
+        *_requests(),
+        *_faults(),
+        *_servers(),
+        *_tools(),
+    )
     return Table(seams, version=_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
 
@@ -287,17 +298,62 @@ def _requests() -> list[Seam]:
     ]
 
 
+def _faults() -> list[Seam]:
+    from vllm_lazy_grammar.adapter import client_errors
+
+    generate = Target(_ASYNC, "AsyncLLM.generate")
+    update = Target("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output")
+    until = "vLLM carries a message with a request that its engine ends"
+    return [
+        Seam(
+            generate,
+            client_errors.generating,
+            why="the client is told why the engine ended its request; the reason travels in `stop_reason`",
+            until=until,
+            checks=(
+                Parameters(generate, ("self", "prompt", "sampling_params", "request_id")),
+                LooksUp(update, "stop_reason"),
+                LooksUp(update, "accept_tokens"),
+                LooksUp(update, "FINISHED_ERROR"),
+                Exists(Target("vllm.v1.engine", "EngineCoreOutput.stop_reason")),
+                LooksUp(Target("vllm.v1.engine.output_processor", "OutputProcessor.process_outputs"), "stop_reason"),
+                *(LooksUp(Target(f"{package}.serving", caller), "generate") for package, caller in _GENERATING),
+            ),
+        ),
+    ]
+
+
+_GENERATING = (
+    (_CHAT, "OpenAIServingChat._create_chat_completion"),
+    (_COMPLETION, "OpenAIServingCompletion._create_completion"),
+)
+
+
 def _servers() -> list[Seam]:
     from vllm_lazy_grammar.adapter import frontend, refusals
 
     render = frontend.rendering
     offline = Target(_OFFLINE_BEAMS, "BeamSearchOfflineMixin.beam_search")
+    messages = Target(_MESSAGES, "AnthropicServingMessages.create_messages")
     chat, completion, responses = "OpenAIServingChat", "OpenAIServingCompletion", "OpenAIServingResponses"
     return [
         _rendering(render, _CHAT, f"{chat}.render_chat_request", f"{chat}._create_chat_completion"),
         _rendering(render, _COMPLETION, f"{completion}.render_completion_request", f"{completion}._create_completion"),
         _rendering(
             render, _RESPONSES, f"{responses}._render_resolved_response_inputs", f"{responses}._create_responses"
+        ),
+        Seam(
+            messages,
+            refusals.messages,
+            why="fields that ask for a grammar in other APIs are a 400 here, since the request's class drops them",
+            until="vLLM refuses fields that it does not know",
+            checks=(
+                Parameters(messages, ("self", "request", "raw_request")),
+                LooksUp(Target("vllm.entrypoints.anthropic.api_router", "create_messages"), "create_messages"),
+                LooksUp(
+                    Target("vllm.entrypoints.generate.base.serving", "GenerateBaseServing.__init__"), "engine_client"
+                ),
+            ),
         ),
         Seam(
             offline,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import json
 import threading
 from types import SimpleNamespace
 
@@ -158,15 +159,28 @@ def test_the_engines_disable_any_whitespace_is_part_of_the_key(judge, engine):
         {"grammar": "root ::= ("},
     ],
 )
-def test_what_vllm_refuses_is_refused_in_its_words(judge, structured):
+def test_what_vllm_refuses_is_refused_in_its_words_with_field_and_value(judge, structured):
     from vllm.exceptions import VLLMValidationError
 
     def outcome(backend):
         with pytest.raises(VLLMValidationError) as caught:
             judge(asked(structured), backend=backend)
-        return str(caught.value)
+        return caught.value
 
-    assert outcome("lazy") == outcome("xgrammar")
+    ours, theirs = outcome("lazy"), outcome("xgrammar")
+    assert str(theirs) in str(ours)
+    if "json_object" not in structured:
+        ((kind, given),) = structured.items()
+        source = given if isinstance(given, str) else json.dumps(given)
+        assert ours.parameter == f"structured_outputs.{kind}"
+        assert ours.value == repr(source)
+        assert str(ours) == f"structured_outputs.{kind}: {theirs} (got {source!r})"
+
+
+def test_a_schema_that_vllms_own_check_does_not_take_is_refused_with_field_and_value(judge):
+    with refused(r"^structured_outputs\.json: .* not supported.*multipleOf") as caught:
+        judge(asked({"json": {"type": "number", "multipleOf": 3}}))
+    assert caught.value.parameter == "structured_outputs.json"
 
 
 def test_without_a_tokenizer_there_are_no_grammars(judge):
@@ -518,7 +532,7 @@ def served(frontend, monkeypatch):
             "vllm_xargs.grammar_triggers[0]",
         ),
         ({"model_extra": {"grammar_lazy": True}}, "grammar_lazy"),
-        ({"structured": {"grammar": "root ::= ("}}, None),
+        ({"structured": {"grammar": "root ::= ("}}, "structured_outputs.grammar"),
     ],
 )
 def test_a_request_is_refused_while_its_prompt_is_rendered_so_that_a_streamed_one_is_a_400(

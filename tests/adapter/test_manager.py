@@ -207,12 +207,65 @@ def test_a_fault_inside_a_session_ends_that_request_alone(engine, monkeypatch):
     assert lines == [f"Request {bad.request_id} is ended by its grammar: RuntimeError: broken on purpose"]
 
 
-def test_a_grammar_that_can_not_be_compiled_fails_that_request_and_the_engine_serves_on(engine):
-    bad = engine.request(grammar='root ::= "a"\nroot ::= "b"')
-    assert isinstance(engine.ready(bad), Exception)
-    good = engine.request(grammar='root ::= "a"')
-    engine.ready(good)
+TWICE = {"grammar": 'root ::= "a"\nroot ::= "b"'}
+
+
+def heard(request):
+    from vllm_lazy_grammar.adapter import faults
+
+    return faults.heard(request.stop_reason)
+
+
+def test_a_grammar_that_can_not_be_compiled_ends_that_request_with_the_reason_and_the_engine_serves_on(engine):
+    bad, good = engine.request(**TWICE), engine.request(grammar='root ::= "a"')
+    for request in (bad, good):
+        engine.ready(request)
+    assert (engine.rows(bad, good)[0] == -1).all()
+    assert not engine.accept(bad, "a")
+    assert heard(bad).field == "structured_outputs.grammar"
+    assert heard(bad).message.startswith("structured_outputs.grammar: ")
     assert engine.accept(good, "a")
+    assert good.stop_reason is None
+
+
+def test_a_request_that_can_not_be_read_in_the_engine_is_ended_with_the_reason(engine):
+    bad = engine.request({**LAZILY, "grammar_start": "before"}, json=SCHEMA)
+    assert not engine.accept(bad, "a")
+    assert heard(bad).field == "vllm_xargs.grammar_start"
+    assert "before" in heard(bad).value
+
+
+def test_a_fault_that_is_ours_names_no_field(engine, monkeypatch):
+    request = engine.request(json=SCHEMA)
+
+    def fail(_):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(engine.ready(request).session, "accept", fail)
+    assert not engine.accept(request, "{")
+    assert heard(request).field == ""
+    assert "RuntimeError: broken on purpose" in heard(request).message
+
+
+def test_a_sampled_token_that_the_mask_refuses_is_our_fault_unless_the_request_left_no_other(engine):
+    ours, theirs, late = (engine.request(json=SCHEMA) for _ in range(3))
+    theirs.sampling_params.allowed_token_ids = engine.ids("x")
+    late.sampling_params.min_tokens = 50
+    for request in (ours, theirs, late):
+        engine.ready(request)
+        engine.rows(request)
+        assert not engine.accept(request, "x")
+    assert (heard(ours).field, heard(late).field) == ("", "")
+    assert heard(theirs).field == "allowed_token_ids"
+    assert "leave no token" in heard(theirs).message
+
+
+def test_any_other_stop_reason_is_none_of_ours():
+    from vllm_lazy_grammar.adapter import faults
+
+    assert [faults.heard(reason) for reason in (None, 2, "repetition_detected", "{}")] == [None] * 4
+    fault = faults.Fault("a: b (got 'c')", "a", "'c'")
+    assert faults.heard(fault.as_stop_reason()) == fault
 
 
 def test_what_requests_share_is_built_before_the_first_of_them_and_its_worker_starts_with_it():

@@ -352,6 +352,26 @@ def test_validate_moves_nothing_and_stops_behind_a_terminating_token(shop):
     assert state(session) == before
 
 
+def test_validate_settles_a_compile_that_has_come_and_offers_nothing_for_good(held):
+    session = held.session("<t>[0-9]", "word:<t>")
+    assert feed(session, "a", "<t>")
+    assert session.phase is Phase.PENDING
+    held.engine.release()
+    session._compile.result()
+    assert session.validate(ids("1", "a")) == ids("1")
+    assert (session.phase, session.num_offered) == (Phase.INSIDE, 2)
+
+
+def test_a_kept_token_that_does_not_fit_has_the_firing_before_it_refused_and_the_next_one_fires(held):
+    session = held.session("<t>1", "word:<t>", on_reject="disarm")
+    assert feed(session, "<t>", "<t>", "1")
+    held.engine.release()
+    session._compile.result()
+    row(session)
+    assert session.phase is Phase.INSIDE
+    assert [(e.kind, e.token) for e in session.trace.events[-2:]] == [("refused", 0), ("fired", 1)]
+
+
 def test_validate_simulates_the_gate_and_leaves_it_awaiting(shop):
     session = shop.session(DIGITS, "word:<t>")
     assert session.validate(ids("a", "<t>", "1", "a")) == ids("a", "<t>", "1")

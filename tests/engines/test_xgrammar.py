@@ -198,21 +198,55 @@ def matcher_without_probe(kind, source):
     return xgrammar.XgrammarGrammar(key, ENGINE._plain.compile(xgrammar._call(key)), ids).matcher()
 
 
-AMBIGUOUS = ["(a{1,129}){1,129}", "([a-z]{1,129}){1,129}", "((a+)+)+b", "(((a*)*)*)*", "(a|aa|[ab]+)*" * 20]
-PLAIN = [r"(\w+\s*)+", r"[a-z]{1,63}(\.[a-z]{1,63}){1,127}", "(a|b)*a" + "(a|b)" * 20, "(a|aa)*", "a{1,129}b{1,129}"]
+AMBIGUOUS = [
+    "a{1,129}" * 30,
+    "(a{1,129}){1,129}",
+    "([a-z]{1,129}){1,129}",
+    "((a+)+)+b",
+    "(((a*)*)*)*",
+    "(a|aa|[ab]+)*" * 20,
+]
+PLAIN = [
+    r"(\w+\s*)+",
+    r"[a-z]{1,63}(\.[a-z]{1,63}){1,127}",
+    "(a|b)*a" + "(a|b)" * 20,
+    "(a|aa)*",
+    "a{1,129}b{1,129}",
+    r"(\d+,?)*",
+    r"(.+,?)+",
+    "a?" * 128,
+]
 
 
-@pytest.mark.long  # the verdict is measured, so a busy machine may turn it
 @pytest.mark.parametrize("expression", AMBIGUOUS)
 def test_an_expression_that_reads_one_text_in_very_many_ways_is_refused_by_the_front_end(expression):
     with pytest.raises(GrammarError, match="too ambiguous"):
         xgrammar.check(GrammarKey("regex", expression))
 
 
-@pytest.mark.long  # the verdict is measured, so a busy machine may turn it
 @pytest.mark.parametrize("expression", PLAIN)
 def test_an_expression_as_people_write_them_passes(expression):
     xgrammar.check(GrammarKey("regex", expression))
+
+
+@pytest.mark.parametrize("kind", ["json", "structural_tag"])
+def test_an_ambiguous_pattern_inside_a_schema_is_refused_and_named(kind):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^((a+)+)+b$"}}}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    key = GrammarKey(kind, json.dumps(schema if kind == "json" else tag))
+    with pytest.raises(GrammarError, match=rf"^structured_outputs\.{kind}: is too ambiguous: .*\(\(a\+\)\+\)\+b"):
+        xgrammar.check(key)
+    xgrammar.check(GrammarKey(kind, key.source.replace("((a+)+)+b", "(a+,)+b")))
+
+
+def test_the_verdict_does_not_look_at_a_clock(monkeypatch):
+    def forbidden():
+        raise AssertionError("a clock was read")
+
+    monkeypatch.setattr(xgrammar.time, "thread_time_ns", forbidden)
+    with pytest.raises(GrammarError, match="more than 1000 ways"):
+        xgrammar.check(GrammarKey("regex", "((a+)+)+b"))
+    xgrammar.check(GrammarKey("regex", "(a+,)+b"))
 
 
 DEEPEST = {

@@ -171,7 +171,7 @@ def test_t4_a_pattern_that_runs_away_ends_its_own_request_with_an_error_that_nam
     pattern = "(?:a|aa)+b$"
     body = lazy({"regex": "a+"}, f"pattern:{pattern}", grammar_start="after")
     plain = Listening(server, {}, prompt="Tell a story.", max_tokens=60)
-    with pytest.raises(openai.InternalServerError):
+    with pytest.raises(openai.BadRequestError, match="trigger_timeout_ms"):
         chat(server, body=body, wishes=[*spell("a" * 60), *tokens("!"), STOP], max_tokens=64)
     assert f"is ended by its grammar: PatternTimeoutError: trigger pattern {pattern!r}" in server.log()
     assert plain.done().text

@@ -53,6 +53,30 @@ def test_t12_llama_cpps_top_level_fields_are_a_400_that_names_vllm_xargs(server,
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("grammar", 'root ::= "a"'),
+        ("grammar_triggers", [{"type": "word", "value": "<t>"}]),
+        ("structured_outputs", REGEX),
+        ("response_format", {"type": "json_object"}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_t12_the_messages_api_refuses_the_fields_that_it_would_drop(server, field, value, stream):
+    body = {"max_tokens": 4, "messages": [{"role": "user", "content": "Say hi."}], field: value, "stream": stream}
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client.post("/messages", body={"model": MODEL, **body}, cast_to=object)
+    message = caught.value.body["message"]
+    assert message.startswith(f"{field}: is not read here")
+    assert repr(value) in message
+
+
+def test_the_messages_api_serves_what_has_none_of_them(server):
+    body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Say hi."}]}
+    assert server.client.post("/messages", body=body, cast_to=object)["content"]
+
+
+@pytest.mark.parametrize(
     ("xargs", "field", "value"),
     [
         ({"grammar_triggers": ["wort:<t>"]}, "grammar_triggers[0]", "wort:<t>"),
@@ -62,6 +86,7 @@ def test_t12_llama_cpps_top_level_fields_are_a_400_that_names_vllm_xargs(server,
         ({"grammar_triggers": ["pattern:" + "(" * 2000 + "a" + ")" * 2000]}, "grammar_triggers[0]", "((((("),
         ({"grammar_triggers": ["token:two words"]}, "grammar_triggers[0]", "token:two words"),
         ({"grammar_triggers": ["token:999999"]}, "grammar_triggers[0]", "token:999999"),
+        ({"grammar_triggers": ["token:-1"]}, "grammar_triggers[0]", "token:-1"),
         ({"grammar_triggers": ["token:<|im_end|>"]}, "grammar_triggers[0]", "token:<|im_end|>"),
         ({"grammar_triggers": []}, "grammar_triggers", "[]"),
         ({"grammar_triggers": ["word:<t>"], "grammar_start": "before"}, "grammar_start", "before"),
@@ -120,6 +145,13 @@ def test_beam_search_with_tools_is_a_400(server):
 
 def test_beam_search_without_a_grammar_is_served(server):
     assert len(chat(server, {"use_beam_search": True, "n": 2}).choices) == 2
+
+
+def test_a_schema_that_vllms_own_check_refuses_is_a_400_that_names_field_and_value(server):
+    schema = {"type": "object", "allOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    error = refused(chat, server, {"structured_outputs": {"json": schema}})
+    assert error["param"] == "structured_outputs.json"
+    assert "allOf" in error["message"]
 
 
 def nested_schema(levels):

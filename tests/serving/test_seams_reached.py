@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.serving.asking import ASK_PERSON, PERSON, chat, complete, is_person, respond
-from tests.serving.servers import TIGHT, WITNESS, lazy
+from tests.serving.servers import MODEL, TIGHT, WITNESS, lazy
 
 CONFIG = "vllm.config.structured_outputs:"
 NAMES = {
@@ -27,6 +27,8 @@ def test_every_replacement_is_reached_in_a_running_server(server):
     assert is_person(chat(server, ASK_PERSON, body).text)
     assert is_person(complete(server, ASK_PERSON, body).text)
     assert is_person(respond(server, ASK_PERSON, body))
+    body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Say hi."}]}
+    assert server.client.post("/messages", body=body, cast_to=object)
     for ask in (chat, complete):
         ask(server, "Say hi.", {"use_beam_search": True}, max_tokens=2)
     reached = {path.name for path in WITNESS.iterdir()}

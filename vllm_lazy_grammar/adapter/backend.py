@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 
+from vllm_lazy_grammar.adapter.faults import Ended
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import GrammarRequest, grammar_key
@@ -128,13 +129,13 @@ class LazyBackend(StructuredOutputBackend):
         error = compiled.exception()
         if error is not None:
             logger.error("Request %s is ended: %s", request.request_id, error)
-            future.set_exception(error)
+            future.set_result(Ended(error))
             return
         try:
             grammar = self._grammar(request, hold)
         except FAULTS as fault:
             logger.error("Request %s is ended: %s: %s", request.request_id, type(fault).__name__, fault)
-            future.set_exception(fault)
+            future.set_result(Ended(fault))
             return
         finalizer.detach()
         future.set_result(grammar)

@@ -19,11 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import BACKEND, is_lazy, standing_for
+from vllm_lazy_grammar.adapter.reasoning import end_marker, refuse_unseen
 from vllm_lazy_grammar.adapter.refusals import options_of_ours, refuse_ignored
 from vllm_lazy_grammar.adapter.request import grammar_key, trigger_spec
 from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
@@ -112,13 +114,19 @@ class FrontEnd:
         seen.structured_outputs._backend = None  # noqa: SLF001 -- chosen anew, on the copy
         try:
             theirs(seen)
+        except VLLMValidationError as e:
+            if e.parameter is not None or key is None:
+                raise
+            raise RequestError(f"structured_outputs.{key.kind}", key.source, str(e)) from e
         except _FOREIGN_FAULTS as e:
             raise RequestError("structured_outputs", _shown_source(key), f"{type(e).__name__}: {e}") from e
 
     def _judge_triggers(
         self, spec: TriggerSpec, key: GrammarKey | None, tokenizer: Any, stop_ids: frozenset[int]
     ) -> None:
-        triggers = Triggers.compile(spec, self.vocabulary(tokenizer), stop_ids=stop_ids)
+        vocabulary = self.vocabulary(tokenizer)
+        triggers = Triggers.compile(spec, vocabulary, stop_ids=stop_ids)
+        refuse_unseen(triggers, end_marker(self.config, tokenizer), vocabulary)
         if key is None or triggers.after:
             return
         for index, data, _ in triggers.forcible:

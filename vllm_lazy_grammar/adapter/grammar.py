@@ -3,6 +3,7 @@
 Invariants:
 - Nothing a session raises reaches the engine: the first fault is logged once, with the request's id, and ends that request alone, at the
   next token it is offered. Until then its rows mask nothing.
+- Why a request is ended is told to its client, by `told`.
 - A draft that is refused is no fault; a sampled token that is refused is ours, and the log line says what is needed to reproduce it.
 - Each row that vLLM asks for within a step is one token later than the one before: that is what of the budget is left there.
 - When the request is over, or vLLM drops the grammar (aborted), one debug line tells what the gate did and the compile loses a holder.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+from vllm_lazy_grammar.adapter.faults import fault_of, fault_of_refusal
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import NO_BUDGET
 from vllm_lazy_grammar.core.leading import FIRST
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+    from vllm.v1.request import Request
 
     from vllm_lazy_grammar.adapter.backend import Hold
     from vllm_lazy_grammar.adapter.request import GrammarRequest
@@ -58,13 +61,24 @@ class LazyGrammar(StructuredOutputGrammar):
         self.request_id = request.request_id
         self.session = session
         self._rows_of = rows_of
-        self._failed = False
+        self.fault: BaseException | None = None
         self._budget, self._min_tokens = request.budget, request.min_tokens
         self._is_told = False
         self._reasoning: Reasoning | None = None
         self.spent = -NO_BUDGET
         self._finalizer = weakref.finalize(self, _finished, request.request_id, session.trace, hold)
         self._finalizer.atexit = False
+
+    def told(self, request: Request) -> str:
+        """Why the request is ended, as its output's `stop_reason` tells it; asked for once a sampled token was refused."""
+        session = self.session
+        if self.fault is None:
+            try:
+                return fault_of_refusal(request, session.fill, session.size).as_stop_reason()
+            except FAULTS as error:
+                self._fail(error)
+                return fault_of(error, request).as_stop_reason()
+        return fault_of(self.fault, request).as_stop_reason()
 
     def finish(self) -> None:
         """The request is over: tell what the gate did, once, and give the compile back. Otherwise this happens when the object goes."""
@@ -96,8 +110,12 @@ class LazyGrammar(StructuredOutputGrammar):
             session.phase.value,
         )
 
+    @property
+    def _failed(self) -> bool:
+        return self.fault is not None
+
     def _fail(self, error: BaseException) -> None:
-        self._failed = True
+        self.fault = error
         self.session.trace.error = f"{type(error).__name__}: {error}"
         logger.error("Request %s is ended by its grammar: %s: %s", self.request_id, type(error).__name__, error)
 

@@ -3,7 +3,8 @@
 Invariants:
 - Requests of other backends go through vLLM's own code, untouched.
 - A lazy request is never waited for: its grammar is assigned at once. An eager one stays a future of our worker, outside the batch.
-- Nothing that a request holds can raise out of here: an error becomes a failed future, which ends that request alone.
+- Nothing that a request holds can raise out of here: an error becomes a grammar that ends its request at the first token, and it alone.
+- A request that is ended here carries the reason in its `stop_reason`.
 - The vocabulary and what is compiled for it are built before the first request, and only where `lazy` is the engine's backend and the
   engine writes tokens: pooling, diffusion and tokenizer-less engines make this object too.
 """
@@ -11,10 +12,10 @@ Invariants:
 from __future__ import annotations
 
 import copy
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from vllm_lazy_grammar.adapter.backend import LazyBackend
+from vllm_lazy_grammar.adapter.faults import Ended
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, Reasoning
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import read
@@ -59,9 +60,7 @@ class ServesLazy(_Base):
             structured.grammar = self._lazy_grammar(request)
         except FAULTS as error:
             logger.error("Request %s is ended: %s: %s", request.request_id, type(error).__name__, error)
-            failed: Future[Any] = Future()
-            failed.set_exception(error)
-            structured.grammar = failed
+            structured.grammar = Ended(error)
 
     def _lazy_grammar(self, request: Request) -> Any:
         # The front end says that reasoning is over where a client does not want to see it; the prompt knows better.
@@ -129,11 +128,16 @@ class ServesLazy(_Base):
         """Advance the request's grammar; false ends the request."""
         structured: Any = request.structured_output_request
         if not self._is_unreasoned or structured is None or not new_token_ids:
-            accepted = bool(super().accept_tokens(request, new_token_ids))
+            over = bool(new_token_ids) and _has_ended(
+                structured
+            )  # reasoning would go on without its grammar being asked
+            accepted = not over and bool(super().accept_tokens(request, new_token_ids))
         else:
             structured.reasoning_ended = True  # there is none without a parser, and vLLM notes it so
             accepted = _grammar_of(request).accept_tokens(request.request_id, new_token_ids)
         if structured is not None and (not accepted or request.is_finished()):
+            if not accepted and isinstance(structured.grammar, LazyGrammar | Ended):
+                request.stop_reason = structured.grammar.told(request)
             _finish(structured)
         return accepted
 
@@ -181,6 +185,10 @@ def _finish(structured: Any) -> None:
     """The request has had its last token: vLLM may hold it until the next one arrives, so its end is told now."""
     if isinstance(structured.grammar, LazyGrammar):
         structured.grammar.finish()
+
+
+def _has_ended(structured: Any) -> bool:
+    return structured is not None and isinstance(structured.grammar, Ended)
 
 
 def _has_gate(structured: Any) -> bool:

@@ -24,12 +24,36 @@ if TYPE_CHECKING:
 _FOREIGN = frozenset({"grammar", "grammar_lazy", "preserved_tokens", *OPTIONS})
 """Fields at the top of a request's body that mean something in llama.cpp, and our options written there by mistake."""
 
+_ELSEWHERE = frozenset({"structured_outputs", "response_format"})
+"""Fields of the OpenAI API's requests, as vLLM has it, that ask for a grammar."""
+
 _BEAM = "beam search does not obey grammars: set use_beam_search to false, or leave this out"
 
 
 def options_of_ours(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """Those of a request's extra arguments that are ours."""
     return {name: value for name, value in (extra or {}).items() if name in OPTIONS}
+
+
+def refuse_in_messages(body: Mapping[str, object]) -> None:
+    """RequestError where a body of ``/v1/messages`` has a field that means something to vLLM or llama.cpp elsewhere, and is dropped there."""
+    for name in sorted((_FOREIGN | _ELSEWHERE) & body.keys()):
+        reason = (
+            "is not read here: write a schema as `output_config.format`, tools as `tools`, and options in `vllm_xargs`"
+        )
+        raise RequestError(name, body[name], reason)
+
+
+def messages(current: Callable[..., Any]) -> Callable[..., Any]:
+    """``AnthropicServingMessages.create_messages`` that refuses what its request class drops before anybody can see it."""
+
+    async def create_messages(self: Any, request: Any, raw_request: Any = None) -> Any:
+        if raw_request is not None and is_lazy(self.engine_client.vllm_config):
+            with as_client_errors():
+                refuse_in_messages(await raw_request.json())
+        return await current(self, request, raw_request)
+
+    return create_messages
 
 
 def refuse_ignored(request: Any) -> None:

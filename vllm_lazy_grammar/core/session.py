@@ -75,6 +75,11 @@ class Session:
         self._leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
 
     @property
+    def size(self) -> int:
+        """Ids of the vocabulary."""
+        return self._size
+
+    @property
     def trace(self) -> Trace:
         """What the gate did and what the rows cost."""
         return self._walk.trace
@@ -108,7 +113,10 @@ class Session:
         self.rollback(len(self._walk))
 
     def validate(self, tokens: Sequence[int]) -> list[int]:
-        """The longest prefix of `tokens` that would be accepted; moves nothing.
+        """The longest prefix of `tokens` that would be accepted; offers none of them for good.
+
+        Where a trigger fired and the compile has come meanwhile, the kept tokens are settled first, as the next `accept` or `fill` would settle
+        them; the phase and the gate may change by that. Whatever is offered here is taken back, so the number of offered tokens stays.
 
         Nothing behind a token that ends the turn, or that fires while the grammar still compiles; a stop id that is masked is refused.
         """

@@ -346,13 +346,20 @@ def _refuse_bulk(triggers: Sequence[Trigger]) -> None:
         raise RequestError(_FIELD, size, f"words may have {MAX_STATES} bytes together")
 
 
+def _no_token(source: str, vocabulary: Pieces) -> str:
+    sign, digits = source[:1], source[1:]
+    if sign in "+-" and digits.isascii() and digits.isdigit():
+        return f"this is no id: the vocabulary has the ids 0 to {vocabulary.size - 1}"
+    return "this text is not exactly one token; word: takes any text"
+
+
 def _token(trigger: Trigger, vocabulary: Pieces, stop_ids: Collection[int], field: str) -> int:
     if trigger.source.isascii() and trigger.source.isdigit():
         token = int(trigger.source[-_ID_DIGITS:]) if not trigger.source[:-_ID_DIGITS].strip("0") else vocabulary.size
         if token not in vocabulary:
             raise RequestError(field, str(trigger), f"the vocabulary has the ids 0 to {vocabulary.size - 1}")
     elif (found := vocabulary.token_of(trigger.source)) is None:
-        raise RequestError(field, str(trigger), "this text is not exactly one token; word: takes any text")
+        raise RequestError(field, str(trigger), _no_token(trigger.source, vocabulary))
     else:
         token = found
     if token in stop_ids:

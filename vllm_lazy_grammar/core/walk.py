@@ -232,7 +232,13 @@ class Walk:
                 self._journal.record(before, moves)
 
     def _skip_last_firing(self, start: int, skips: list[int]) -> None:
-        """A kept token does not fit behind its replay: go back to the token that fired, and have that firing refused next time."""
+        """A kept token does not fit behind its replay: go back to the token that fired, and have that firing refused next time.
+
+        With the trigger ``word:{``, a grammar that takes only ``{"a"`` and the kept tokens ``x{`` ``y{`` ``"a"``: the first ``{`` fires
+        (``skips == [0, 0, 0]``) and ``y{`` does not fit behind it. So the walk goes back to before ``x{``, whose first firing is to be refused
+        (``[1, 0, 0]``): ``x{`` is prose, ``y{`` fires, ``"a"`` fits. What was noted for tokens behind the one that fired belonged to another
+        past of theirs and begins at 0 again.
+        """
         inside = True
         while inside:
             self.undo(1)

@@ -234,3 +234,10 @@ def check(key: GrammarKey) -> None:
         _check_rules(key, key.source)
     elif key.kind != "json_object":
         _check_json(key)
+
+
+def nested_quantifiers(key: GrammarKey) -> Iterator[str]:
+    """The patterns in a schema or structural tag that passed `check` in which quantified groups hold quantifiers; each once."""
+    if key.kind in ("json", "structural_tag"):
+        found = dict.fromkeys(e for schema in _objects(json.loads(key.source)) for e in _expressions(schema))
+        yield from (expression for expression in found if shape(expression).quantifiers > 1)

@@ -11,15 +11,17 @@ from __future__ import annotations
 import re
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import xgrammar as xgr
 
 from vllm_lazy_grammar.core.matcher import GrammarKey
+from vllm_lazy_grammar.core.readings import most_ways
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS, Vocabulary
 from vllm_lazy_grammar.engines import limits, sources
 from vllm_lazy_grammar.engines.spelling import spelled
@@ -28,7 +30,7 @@ from vllm_lazy_grammar.engines.xgrammar_network import network
 from vllm_lazy_grammar.errors import GrammarError, LazyGrammarError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.network import Network
@@ -41,13 +43,17 @@ _SPACED_COMMA = re.compile(r'^(basic_(?:array_items|object_properties)\w* ::= \(
 _SPELLED_NUL = r"\u0000"
 _REASON_LENGTH = 300
 _PROBED = 32
-_SLOW_FACTOR = 25
-"""How many times what a byte of ``a*`` costs another's may, after at most `_PROBED` of them: 4 times on 404 schemas, 70 for
-``(a{1,129}){1,129}``, whose row over 150,000 tokens takes a third of a second.
+_WAYS = 1_000
+"""Ways to read one byte, at most. Counted: 74 for ``(a|b)*a(a|b){20}``, 796 for ``[\\s\\S]{0,200}`` twice; 1,221 for ``((a+)+)+b``,
+whose bytes take 150 times what those of ``a*`` take, and 7,682 for ``(a{1,129}){1,129}``.
 """
+_PATTERNS = 8
+"""Patterns inside a schema whose ways are counted: those that nest quantifiers, the first of them."""
 _TRIED_BYTES = 1 << 14
 _BYTES_PER_MS = 500
 """Characters of source that compile for single bytes in a millisecond: 404 schemas take 7 ms in the median, 21 ms at most up to 10 kB."""
+_COUNTED = frozenset({"regex", "grammar"})
+"""Kinds whose own text may be read in many ways."""
 _FINITE = frozenset({"regex", "choice", "json_object"})
 """Kinds whose certain text has an end, as JSON schemas have it that do not refer to each other."""
 
@@ -235,10 +241,14 @@ class XgrammarEngine:
         vocabulary: as wide as the model's.
         cache_limit_bytes: what xgrammar may keep of parts that grammars share.
         max_threads: threads that one compile may use.
+        timed: give up a grammar whose first steps take this thread too long.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, cache_limit_bytes: int = 512 << 20, max_threads: int = 8) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, cache_limit_bytes: int = 512 << 20, max_threads: int = 8, timed: bool = True
+    ) -> None:
         self.vocabulary = vocabulary
+        self._timed = timed
         self._open = partial(_Compiler, vocabulary, cache_limit_bytes=cache_limit_bytes, max_threads=max_threads)
         self._lock = threading.Lock()
         self._plain = self._open(by_id=False)
@@ -269,7 +279,9 @@ class XgrammarEngine:
             compiled = compiler.compile(_call(key))
             named = sources.named_tokens(str(compiled.grammar)) & self.vocabulary.special_ids if by_id else None
             grammar = XgrammarGrammar(key, compiled, compiler.ids, named)
-            _probe(grammar)
+            _refuse_empty(grammar)
+            if self._timed:
+                _probe(grammar)
         return grammar
 
 
@@ -281,74 +293,64 @@ def _looked_at(matcher: XgrammarMatcher, row: Row) -> tuple[bytes, int]:
     return nexts, time.thread_time_ns() - start
 
 
-def _walk(grammar: XgrammarGrammar, leaning: Callable[[bytes], int]) -> Iterator[tuple[XgrammarMatcher, bytes]]:
-    """The matcher at each place of one walk, and the byte that comes next; its row was filled and a copy made there."""
+def _refuse_empty(grammar: XgrammarGrammar) -> None:
     matcher, row = grammar.matcher(), grammar.new_row()
-    for _ in range(_PROBED):
-        nexts, spent = _looked_at(matcher, row)
-        if spent > SLOW_NS:  # once may be the process's own doing: a first use, a collection of garbage
-            nexts, spent = _looked_at(matcher, row)
-        if spent > SLOW_NS:
-            grammar.refuse_as_slow(spent)
-        if not nexts:
-            break
-        following = bytes((leaning(nexts),))
-        yield matcher, following
-        matcher.accept_bytes(following)
-    if not matcher.steps and not matcher.is_completed() and not row.any():
+    if not matcher.is_completed() and not matcher.next_bytes(row) and not row.any():
         raise GrammarError(limits.field_of(grammar.key), grammar.key.source, "allows nothing, not even the empty text")
 
 
 def _probe(grammar: XgrammarGrammar) -> None:
-    """Refuse a grammar that allows nothing, or whose first steps take this thread too long, on two walks through it."""
+    """Refuse a grammar whose first steps take this thread too long, on two walks through it: what the front end could not count."""
     for leaning in (min, max):
-        for _ in _walk(grammar, leaning):
-            pass
+        matcher, row = grammar.matcher(), grammar.new_row()
+        for _ in range(_PROBED):
+            nexts, spent = _looked_at(matcher, row)
+            if spent > SLOW_NS:  # once may be the process's own doing: a first use, a collection of garbage
+                nexts, spent = _looked_at(matcher, row)
+            if spent > SLOW_NS:
+                grammar.refuse_as_slow(spent)
+            if not nexts:
+                break
+            matcher.accept_bytes(bytes((leaning(nexts),)))
 
 
-def _accept_ns(matcher: XgrammarMatcher, data: bytes) -> int:
-    start = time.perf_counter_ns()
-    matcher.accept_bytes(data)
-    spent = time.perf_counter_ns() - start
-    matcher.rollback(1)
-    return spent
-
-
-def _probe_bytes(grammar: XgrammarGrammar) -> None:
-    """The same for a grammar compiled for single bytes, where a step that takes long stands for a thousand of a real vocabulary."""
-    plain = _byte_engine().compile(_PLAIN).matcher()
-    allowed = _SLOW_FACTOR * min(_accept_ns(plain, b"a") for _ in range(20))
-    for leaning in (min, max):
-        for matcher, following in _walk(grammar, leaning):
-            spent = min(_accept_ns(matcher, following) for _ in range(3))
-            if spent > allowed:
-                reason = (
-                    f"is too ambiguous: one byte takes {spent} ns to read, on this machine {allowed} ns are allowed"
-                )
-                raise GrammarError(limits.field_of(grammar.key), grammar.key.source, reason)
-
-
-_PLAIN = GrammarKey("regex", "a*")
 _BYTES = Vocabulary([bytes((byte,)) for byte in range(256)], 257)
 """Each byte, and one id that is never text: compiling for it takes a small part of a real vocabulary's time."""
 
 
 @lru_cache(1)
 def _byte_engine() -> XgrammarEngine:
-    return XgrammarEngine(_BYTES, cache_limit_bytes=16 << 20, max_threads=1)
+    return XgrammarEngine(_BYTES, cache_limit_bytes=16 << 20, max_threads=1, timed=False)
 
 
 def check(key: GrammarKey) -> None:
     """What the front end can say of a grammar without the model's vocabulary. GrammarError where it can not be served.
 
-    A source of more than `_TRIED_BYTES` is only read; a shorter one is compiled for single bytes and walked a little.
+    A source of more than `_TRIED_BYTES` is only read; a shorter one is compiled for single bytes, and the ways it can be read are counted.
+    No clock decides: the verdict is the same on every machine and under any load.
     """
     limits.check(key)
     with _translated(key):
         if len(key.source) > _TRIED_BYTES or sources.names_tokens(key):
             _call(key).parsed()
         else:
-            _probe_bytes(_byte_engine().compile(key))
+            _refuse_ambiguous(key, _byte_engine().compile(key))
+
+
+def _refuse_ambiguous(key: GrammarKey, grammar: XgrammarGrammar) -> None:
+    """GrammarError where a text can be read in too many ways. Of a schema its patterns are counted: JSON itself can be read in one way only."""
+    for counted in [grammar] if key.kind in _COUNTED else _patterns(key):
+        states = counted.network()
+        if states is not None and most_ways(states, _WAYS) > _WAYS:
+            reason = f"is too ambiguous: {counted.key.source[:_REASON_LENGTH]!r} lets one byte be read in more than {_WAYS} ways"
+            raise GrammarError(limits.field_of(key), key.source, reason)
+
+
+def _patterns(key: GrammarKey) -> Iterator[XgrammarGrammar]:
+    """The patterns of a schema that nest quantifiers, each compiled for itself; one that xgrammar takes in a schema only can not be counted."""
+    for expression in islice(limits.nested_quantifiers(key), _PATTERNS):
+        with suppress(GrammarError):
+            yield _byte_engine().compile(GrammarKey("regex", expression))
 
 
 def can_take(key: GrammarKey, data: bytes, *, budget_ms: float) -> bool | None:
