@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vllm_lazy_grammar.adapter.backend import Hold
+    from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.session import Session
     from vllm_lazy_grammar.core.trace import Trace
 
@@ -104,10 +105,13 @@ class LazyGrammar(StructuredOutputGrammar):
 
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
         """Write the mask of the next position into row `batch_index`."""
-        row = self._rows_of(bitmask)[batch_index]
+        self.fill_row(self._rows_of(bitmask)[batch_index], keep=True)
+
+    def fill_row(self, row: Row, *, keep: bool) -> None:
+        """Write the mask of the next position into `row`; `keep` where another call at that position may come."""
         if not self._failed:
             try:
-                self.session.fill(row)
+                self.session.fill(row, keep=keep)
             except FAULTS as error:
                 self._fail(error)
             else:

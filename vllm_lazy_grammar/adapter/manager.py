@@ -13,6 +13,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.request import RequestStatus
+
 from vllm_lazy_grammar.adapter.backend import LazyBackend
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar
 from vllm_lazy_grammar.adapter.log import logger
@@ -30,6 +32,7 @@ else:
     _Base = object
 
 BACKEND = "lazy"
+_RUNNING = RequestStatus.RUNNING
 
 
 class ServesLazy(_Base):
@@ -97,9 +100,10 @@ class ServesLazy(_Base):
         if bitmask is None:
             rows = self.vllm_config.scheduler_config.max_num_seqs
             bitmask = self._grammar_bitmask = backend.allocate_token_bitmask(rows)
-        for index, request_id in enumerate(ids):
-            _grammar_of(requests[request_id]).fill_bitmask(bitmask, index)
-        return backend.rows_of(bitmask)[: len(ids)]
+        filled = backend.rows_of(bitmask)[: len(ids)]
+        for request_id, row in zip(ids, filled, strict=True):
+            _grammar_of(requests[request_id]).fill_row(row, keep=False)
+        return filled
 
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
         """Advance the request's grammar; false ends the request."""
@@ -109,7 +113,7 @@ class ServesLazy(_Base):
         else:
             structured.reasoning_ended = True  # there is none without a parser, and vLLM notes it so
             accepted = _grammar_of(request).accept_tokens(request.request_id, new_token_ids)
-        if structured is not None and (not accepted or request.is_finished()):
+        if structured is not None and (not accepted or (request.status is not _RUNNING and request.is_finished())):
             _finish(structured)
         return accepted
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.trace import Trace
     from vllm_lazy_grammar.core.triggers import Forcible, TriggerSpec
 
+_now = time.perf_counter
 _AWAITING, _PENDING, _INSIDE = Phase.AWAITING, Phase.PENDING, Phase.INSIDE  # an enum's members are slow to look up
 
 
@@ -70,6 +71,7 @@ class Session:
         self._size, self._row_words = inside.vocabulary.size, inside.vocabulary.row_words
         self._stops = inside.stop_ids
         self._walk = Walk(inside, compile_, spec, gate)
+        self._is_eager = gate is None
         self._masks = Masks(inside, awaiting)
         self._slot = RowSlot()
         self._leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
@@ -89,7 +91,8 @@ class Session:
             ReplayRefusedError: a trigger fired, the grammar refuses what follows, and `on_reject` is ``error``; nothing changed.
             GrammarError: the trigger fired and the grammar can not be compiled; nothing changed.
         """
-        self._slot.drop()
+        if self._slot.is_kept:
+            self._slot.drop()
         return 0 <= token < self._size and self._walk.accept(token)
 
     def rollback(self, n: int) -> None:
@@ -133,22 +136,39 @@ class Session:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def fill(self, row: Row, remaining: int | None = None) -> bool:
+    def fill(self, row: Row, remaining: int | None = None, *, keep: bool = True) -> bool:
         """Write the mask of the next position; a second call at the same position copies.
 
         Args:
             row: ``ceil(vocab_size / 32)`` int32 words, all written.
             remaining: tokens that may still be sampled, this one included; near the end the row leads out. None: no budget.
+            keep: keep a copy for a second call; false where none will come, for then that call makes the row anew.
 
         Returns:
             Whether anything is masked; on false the row is -1 throughout.
         """
-        if remaining is None or self._leading is None:
-            return self._fill_free(row)
-        pressed = self._pressed(self._leading, remaining)
-        masks = self._fill(row, pressed) if pressed else self._fill_free(row)
+        if remaining is not None and remaining <= FIRST and self._leading is not None:
+            return self._fill_near_end(self._leading, row, remaining)
+        kept = self._slot.copy_to(row) if self._slot.is_kept else None
+        if kept is not None:
+            return kept
+        walk = self._walk
+        if walk.at.phase is _PENDING:
+            self._join()
+        begin = _now()
+        masks = self._fill(row)
+        if not masks:
+            row.fill(ALL)
+        if keep:
+            self._slot.keep(row, masks=masks)
+        walk.trace.fill_seconds += _now() - begin
+        return masks
+
+    def _fill_near_end(self, leading: LeadingOut, row: Row, remaining: int) -> bool:
+        pressed = self._pressed(leading, remaining)
+        masks = self._fill(row, pressed) if pressed else self.fill(row)
         at = self._walk.at
-        return self._leading.lead(at, row, remaining, masks=masks) if at.phase is _INSIDE else masks
+        return leading.lead(at, row, remaining, masks=masks) if at.phase is _INSIDE else masks
 
     def _pressed(self, leading: LeadingOut, remaining: int) -> Pressed:
         """What the budget asks for while a trigger may fire: to begin the call that is owed, or to begin none that would not fit."""
@@ -163,26 +183,12 @@ class Session:
         way = self._masks.tokens_in
         return "hurry" if way is not None and remaining <= way + shortest + 1 else ""
 
-    def _fill_free(self, row: Row) -> bool:
-        """The row without a budget."""
-        kept = self._slot.copy_to(row)
-        if kept is not None:
-            return kept
-        if self._walk.at.phase is _PENDING:
-            self._join()
-        begin = time.perf_counter()
-        masks = self._fill(row)
-        if not masks:
-            row.fill(ALL)
-        self._slot.keep(row, masks=masks)
-        self.trace.fill_seconds += time.perf_counter() - begin
-        return masks
-
     def _fill(self, row: Row, pressed: Pressed = "") -> bool:
         walk = self._walk
         at = walk.at
         if at.phase is _INSIDE:
-            return self._masks.leaving(walk.gate, at, row, pressed) if walk.may_leave else self._masks.held(at, row)
+            leaves = not self._is_eager and walk.may_leave
+            return self._masks.leaving(walk.gate, at, row, pressed) if leaves else self._masks.held(at, row)
         if at.phase is _AWAITING:
             return self._masks.free(walk.gate, row, must_call=walk.must_call, pressed=pressed)
         return False
