@@ -188,7 +188,7 @@ class LaidRows:
     """
 
     def __init__(self, bound: BlankBound, never: frozenset[int]) -> None:
-        self._bound, self._never = bound, IdSet(never, bound.size)
+        self.bound, self._never = bound, IdSet(never, bound.size) if never else None
         self._rows: dict[BlankState, Row | None] = {}
 
     def clear(self, state: BlankState, row: Row) -> None:
@@ -199,14 +199,16 @@ class LaidRows:
             laid = self._rows[state] = self._make(state)
         if laid is not None:
             np.bitwise_and(row, laid, row)
-        elif self._never:
+        elif self._never is not None:
             self._never.mask(row)
 
     def _make(self, state: BlankState) -> Row | None:
         """None where the bound clears nothing: the few ids alone are cleared faster."""
-        base = self._bound.row(state)
+        base = self.bound.row(state)
         if base is None:
             return None
+        if self._never is None:
+            return base
         row = base.copy()
         self._never.mask(row)
         return row

@@ -52,6 +52,11 @@ class Inside:
         rows: the shared cache of prewarmed rows.
     """
 
+    __slots__ = (
+        "_after", "_compile", "_control_ids", "_first_trail", "_laid", "_mixed", "_never", "_rows", "_single", "control", "stop_ids",
+        "vocabulary",
+    )  # fmt: skip
+
     def __init__(  # noqa: PLR0913, PLR0917 -- what one request's masks depend on
         self,
         vocabulary: Vocabulary,
@@ -62,12 +67,13 @@ class Inside:
         rows: RowCache,
     ) -> None:
         self.vocabulary, self.control, self.stop_ids = vocabulary, control, stop_ids
-        self._compile, self._blanks, self._rows = compile_, blanks, rows
+        self._compile, self._rows = compile_, rows
         # A matcher's row has no special tokens already; most requests have nothing else to clear.
-        self._never = IdSet((control.ids | stop_ids) - vocabulary.special_ids, vocabulary.size)
+        never = (control.ids | stop_ids) - vocabulary.special_ids
+        self._never = IdSet(never, vocabulary.size) if never else None
         self._single = {t: IdSet([t], vocabulary.size) for t in control.spelled}
         self._control_ids = control.ids
-        self._laid = None if blanks is None else blanks.bound.without(self._never.ids)
+        self._laid = None if blanks is None else blanks.bound.without(never)
         self._after = None if blanks is None or blanks.mode == "mixed" else blanks.bound.after
         self._mixed = None if blanks is None or blanks.mode == "json" else blanks.bound
         self._first_trail = b"" if compile_.prewarmed else None
@@ -116,7 +122,7 @@ class Inside:
             return at
         if not at.matcher.accept_bytes(data):
             return None
-        blanks = at.blanks if self._blanks is None else self._blanks.bound.advance(at.blanks, data)
+        blanks = at.blanks if self._laid is None else self._laid.bound.advance(at.blanks, data)
         trail = at.trail if at.trail is None else self._trail(at.trail + data)
         return at._replace(steps=at.steps + 1, blanks=blanks, trail=trail, text=(at.text, data))
 
@@ -130,22 +136,17 @@ class Inside:
         return trail if followed else None
 
     def fill(self, at: Position, row: Row) -> bool:
-        """The grammar's row without stop ids. Returns whether it masks anything."""
+        """The grammar's row without what is never text, and in JSON without what would exceed the bound on blanks. Returns whether it masks anything."""
         prewarmed = at.trail is not None and self._rows.get((self._compile.key, at.trail), row)
-        if not prewarmed and not at.matcher.fill(row) and not self._never:
+        if not prewarmed and not at.matcher.fill(row) and self._never is None:
             return False
-        self._clear(at, row)
+        if self._laid is not None and (self._mixed is None or not self._mixed.is_free(at.blanks, row, at.matcher)):
+            self._laid.clear(at.blanks, row)
+        elif self._never is not None:
+            self._never.mask(row)
         if self._single:
             self._allow_spelled(at, row)
         return True
-
-    def _clear(self, at: Position, row: Row) -> None:
-        """Clear what is never text, and in JSON what would exceed the bound on blanks."""
-        is_bounded = self._mixed is None or not self._mixed.is_free(at.blanks, row, at.matcher)
-        if self._laid is not None and is_bounded:
-            self._laid.clear(at.blanks, row)
-        elif self._never:
-            self._never.mask(row)
 
     def _allow_spelled(self, at: Position, row: Row) -> None:
         """Set the control tokens that literals take here; one that is a stop id only where it completes the grammar."""

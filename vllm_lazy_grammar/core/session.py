@@ -58,6 +58,10 @@ class Session:
         endings: how grammars end, for requests with a budget; None where budgets are not kept.
     """
 
+    __slots__ = (
+        "_compile", "_inside", "_is_eager", "_leading", "_masks", "_row_words", "_size", "_slot", "_stops", "_walk",
+    )  # fmt: skip
+
     def __init__(  # noqa: PLR0913, PLR0917 -- the parts of a request meet here once
         self,
         inside: Inside,
@@ -156,7 +160,8 @@ class Session:
         if walk.at.phase is _PENDING:
             self._join()
         begin = _now()
-        masks = self._fill(row)
+        is_held = self._is_eager and walk.at.phase is _INSIDE  # almost every row of an eager request
+        masks = self._masks.held(walk.at, row) if is_held else self._fill(row)
         if not masks:
             row.fill(ALL)
         if keep:
@@ -187,8 +192,7 @@ class Session:
         walk = self._walk
         at = walk.at
         if at.phase is _INSIDE:
-            leaves = not self._is_eager and walk.may_leave
-            return self._masks.leaving(walk.gate, at, row, pressed) if leaves else self._masks.held(at, row)
+            return self._masks.leaving(walk.gate, at, row, pressed) if walk.may_leave else self._masks.held(at, row)
         if at.phase is _AWAITING:
             return self._masks.free(walk.gate, row, must_call=walk.must_call, pressed=pressed)
         return False
