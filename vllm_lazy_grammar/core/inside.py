@@ -52,11 +52,6 @@ class Inside:
         rows: the shared cache of prewarmed rows.
     """
 
-    __slots__ = (
-        "_after", "_compile", "_control_ids", "_first_trail", "_laid", "_mixed", "_never", "_rows", "_single", "control", "stop_ids",
-        "vocabulary",
-    )  # fmt: skip
-
     def __init__(  # noqa: PLR0913, PLR0917 -- what one request's masks depend on
         self,
         vocabulary: Vocabulary,

@@ -58,10 +58,6 @@ class Session:
         endings: how grammars end, for requests with a budget; None where budgets are not kept.
     """
 
-    __slots__ = (
-        "_compile", "_inside", "_is_eager", "_leading", "_masks", "_row_words", "_size", "_slot", "_stops", "_walk",
-    )  # fmt: skip
-
     def __init__(  # noqa: PLR0913, PLR0917 -- the parts of a request meet here once
         self,
         inside: Inside,
