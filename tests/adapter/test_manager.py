@@ -195,7 +195,7 @@ def test_a_fault_inside_a_session_ends_that_request_alone(engine, monkeypatch):
     grammar = engine.ready(bad)
     engine.ready(good)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr(grammar.session, "fill", fail)

@@ -84,6 +84,24 @@ def test_the_row_clears_exactly_the_tokens_that_a_step_refuses(state):
         assert allowed == (BOUND.step(state, token, m, "json") is not None), PIECES[token : token + 1]
 
 
+@pytest.mark.parametrize("never", [frozenset(), frozenset({CLOSE})])
+@pytest.mark.parametrize("state", [START, BlankState(OUTSIDE, 2), BlankState(STRING, 0)])
+def test_what_is_laid_over_a_row_clears_what_the_bound_clears_and_the_ids_that_are_never_text(state, never):
+    row, mask = np.full(VOCABULARY.row_words, -1, np.int32), BOUND.row(state)
+    BOUND.without(never).clear(state, row)
+    for token in range(VOCABULARY.size):
+        in_bound = mask is None or is_allowed(mask, token, VOCABULARY.size)
+        assert is_allowed(row, token, VOCABULARY.size) == (in_bound and token not in never)
+    assert mask is BOUND.row(state)
+    assert mask is None or is_allowed(mask, CLOSE, VOCABULARY.size)
+
+
+def test_bytes_that_exceed_the_bound_leave_a_state_that_meets_it():
+    assert BOUND.advance(START, b"{ \n ") == BlankState(OUTSIDE, 2)
+    assert BOUND.step(BOUND.advance(START, b"    "), OPEN, matcher(), "json") == START
+    assert BOUND.step(BOUND.advance(START, b"    "), SPACE, matcher(), "json") is None
+
+
 def test_no_row_is_laid_over_free_text():
     m = matcher()
     row = np.zeros(VOCABULARY.row_words, np.int32)

@@ -329,6 +329,17 @@ def test_a_second_fill_at_the_same_position_copies(shop):
     assert session.trace.fill_seconds == spent
 
 
+def test_a_row_that_is_not_kept_is_made_anew_and_is_the_same(shop):
+    session = shop.session("[ab]+c")
+    feed(session, "a")
+    kept, fresh = np.zeros(session._row_words, np.int32), np.zeros(session._row_words, np.int32)
+    assert session.fill(fresh, keep=False)
+    spent = session.trace.fill_seconds
+    assert session.fill(kept)
+    assert session.trace.fill_seconds > spent
+    assert kept.tolist() == fresh.tolist()
+
+
 def test_rollback_of_nothing_only_drops_the_row(shop):
     session = shop.session("[ab]+c")
     feed(session, "a")

@@ -134,6 +134,10 @@ class Ended(StructuredOutputGrammar):
         """Mask nothing: a row that allows no token is undefined to a sampler."""
         bitmask[batch_index].fill_(int(ALL))
 
+    def fill_row(self, row: Row, spent: int, *, keep: bool) -> None:  # noqa: ARG002 -- as LazyGrammar has it
+        """The same."""
+        row.fill(ALL)
+
     def is_terminated(self) -> bool:
         """Never: it has not begun."""
         return False

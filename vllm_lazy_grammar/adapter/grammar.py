@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from vllm_lazy_grammar.adapter.backend import Hold
     from vllm_lazy_grammar.adapter.request import GrammarRequest
+    from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.session import Session
     from vllm_lazy_grammar.core.trace import Trace
 
@@ -136,12 +137,21 @@ class LazyGrammar(StructuredOutputGrammar):
 
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
         """Write the mask of the next position into row `batch_index`."""
-        row = self._rows_of(bitmask)[batch_index]
         spent = self.spent
         self.spent = spent + 1
+        self.fill_row(self._rows_of(bitmask)[batch_index], spent, keep=True)
+
+    def fill_row(self, row: Row, spent: int, *, keep: bool) -> None:
+        """Write the mask of the next position.
+
+        Args:
+            row: where to.
+            spent: tokens that the answer has so far.
+            keep: another call at that position may come.
+        """
         if not self._failed:
             try:
-                self.session.fill(row, self._budget - spent)
+                self.session.fill(row, self._budget - spent, keep=keep)
                 if 0 <= spent < self._min_tokens:
                     self.session.go_on(row)
             except FAULTS as error:

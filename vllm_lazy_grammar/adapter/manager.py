@@ -14,6 +14,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.request import RequestStatus
+
 from vllm_lazy_grammar.adapter.backend import LazyBackend
 from vllm_lazy_grammar.adapter.faults import Ended
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, Reasoning
@@ -32,6 +34,7 @@ else:
     _Base = object
 
 BACKEND = "lazy"
+_RUNNING = RequestStatus.RUNNING
 
 
 class ServesLazy(_Base):
@@ -105,12 +108,11 @@ class ServesLazy(_Base):
         if bitmask is None:
             rows = self.vllm_config.scheduler_config.max_num_seqs
             bitmask = self._grammar_bitmask = backend.allocate_token_bitmask(rows)
-        for index, request_id in enumerate(ids):
+        filled = backend.rows_of(bitmask)[: len(ids)]
+        for request_id, row in zip(ids, filled, strict=True):
             request = requests[request_id]
-            grammar = _grammar_of(request)
-            grammar.spent = request.num_output_tokens
-            grammar.fill_bitmask(bitmask, index)
-        return backend.rows_of(bitmask)[: len(ids)]
+            _grammar_of(request).fill_row(row, request.num_output_tokens, keep=False)
+        return filled
 
     def _begin_step(self, request: Request, drafts: Sequence[int]) -> None:
         """Tell the request's grammar where in its budget the step's first row stands, and how the reasoning that goes on would end."""
@@ -135,7 +137,7 @@ class ServesLazy(_Base):
         else:
             structured.reasoning_ended = True  # there is none without a parser, and vLLM notes it so
             accepted = _grammar_of(request).accept_tokens(request.request_id, new_token_ids)
-        if structured is not None and (not accepted or request.is_finished()):
+        if structured is not None and (not accepted or (request.status is not _RUNNING and request.is_finished())):
             if not accepted and isinstance(structured.grammar, LazyGrammar | Ended):
                 request.stop_reason = structured.grammar.told(request)
             _finish(structured)

@@ -6,16 +6,19 @@ tokens that would exceed it are cleared with one AND of a row that is computed o
 Invariants:
 - A run inside a JSON string is never counted.
 - The state is a function of the text alone: it never depends on whether a row was asked for.
+- No run is longer than the bound: behind one that meets it no blank may come, so it need not be told from a longer one.
 - In mixed text (a structural tag) only where the grammar refuses a plain letter-like byte is it JSON; free text is never bounded.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from vllm_lazy_grammar.core.compiled import compiled
+from vllm_lazy_grammar.core.rows import IdSet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 OUTSIDE, STRING, ESCAPE = 0, 1, 2
 PROBE = b"~"
 """A byte that JSON never takes outside a string: where the grammar takes it, the text is free or in a string."""
+
+_LAID_KEPT = 16
+"""Sets of ids that are never text, for which rows are kept."""
 
 BlankMode = Literal["json", "mixed"]
 
@@ -93,23 +99,38 @@ class BlankBound:
     Args:
         vocabulary: whose pieces are scanned.
         bound: blanks allowed in one run.
+
+    Attributes:
+        size: the vocabulary's size.
+        after: `after[lexer][token][run]` is the state behind a whole token of JSON; None where the token would exceed the bound.
     """
 
     def __init__(self, vocabulary: Vocabulary, bound: int) -> None:
         self.bound = bound
-        self._size, self._words = vocabulary.size, vocabulary.row_words
+        self.size, self._words = vocabulary.size, vocabulary.row_words
         pieces = [vocabulary.piece(t) for t in range(vocabulary.size)]
-        self._lengths = [len(p) for p in pieces]
         self._quoted = frozenset(t for t, p in enumerate(pieces) if b'"' in p)
         self._table = _tables(pieces)
-        self._ends, self._leading, self._trailing, self._inner = (self._lists(i) for i in range(4))
         self._probe = vocabulary.token_of(PROBE.decode())
         self._states = tuple(tuple(BlankState(lexer, run) for run in range(bound + 1)) for lexer in range(3))
+        lengths = np.fromiter(map(len, pieces), np.int32, len(pieces))
+        self.after = tuple(self._afters(lexer, lengths) for lexer in range(3))
         self._rows: dict[BlankState, Row | None] = {}
+        self.without = lru_cache(_LAID_KEPT)(partial(LaidRows, self))
 
-    def _lists(self, field: int) -> tuple[list[int], ...]:
-        """One field of the table as lists: indexing a list costs a third of indexing an array."""
-        return tuple(self._table[state, field].tolist() for state in range(3))
+    def _afters(self, lexer: int, lengths: NDArray[np.int32]) -> list[tuple[BlankState | None, ...]]:
+        """For each token the states behind it by run; tokens that do the same share one tuple."""
+        fields = np.vstack((self._table[lexer], self._table[lexer, 2] == lengths))
+        kinds, kind_of = np.unique(fields, axis=1, return_inverse=True)
+        runs = range(self.bound + 1 if lexer == OUTSIDE else 1)
+        shared = [tuple(self._behind(lexer, run, kind) for run in runs) for kind in kinds.T.tolist()]
+        return [shared[kind] for kind in kind_of.ravel().tolist()]
+
+    def _behind(self, lexer: int, run: int, kind: Sequence[int]) -> BlankState | None:
+        end, leading, trailing, longest, is_blank = kind
+        if longest > self.bound or (lexer == OUTSIDE and run + leading > self.bound):
+            return None
+        return self._states[end][trailing + run if lexer == OUTSIDE and is_blank else trailing]
 
     def step(self, state: BlankState, token: int, matcher: Matcher, mode: BlankMode) -> BlankState | None:
         """The state behind a whole token; None where the token would exceed the bound.
@@ -121,17 +142,15 @@ class BlankBound:
             mode: "mixed" where the grammar has free text around its JSON.
         """
         lexer, run = state
-        exceeds = self._inner[lexer][token] > self.bound or (
-            lexer == OUTSIDE and run + self._leading[lexer][token] > self.bound
-        )
-        if mode == "mixed" and lexer == OUTSIDE and (exceeds or token in self._quoted) and _is_free(matcher):
+        after = self.after[lexer][token][run]
+        if mode == "mixed" and lexer == OUTSIDE and (after is None or token in self._quoted) and _is_free(matcher):
             return START
-        if exceeds:
-            return None
-        trailing = self._trailing[lexer][token]
-        if lexer == OUTSIDE and trailing == self._lengths[token]:
-            trailing += run
-        return self._states[self._ends[lexer][token]][trailing]
+        return after
+
+    def advance(self, state: BlankState, data: bytes) -> BlankState:
+        """The state behind bytes that are no whole token. They are not bounded themselves: a run that exceeds the bound is told as one that meets it."""
+        lexer, run = advance(state, data)
+        return self._states[lexer][min(run, self.bound)]
 
     def row(self, state: BlankState) -> Row | None:
         """The row of what may come in JSON, to be ANDed into a grammar's; None where it would clear nothing. Shared: not to be changed."""
@@ -156,8 +175,43 @@ class BlankBound:
         if not bad.any():
             return None
         bits = np.ones(self._words * 32, np.uint8)
-        bits[: self._size] = ~bad
+        bits[: self.size] = ~bad
         return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+class LaidRows:
+    """The rows of a bound without ids that are never text, so that both cost one AND; shared by all requests with the same such ids.
+
+    Args:
+        bound: whose rows.
+        never: the ids.
+    """
+
+    def __init__(self, bound: BlankBound, never: frozenset[int]) -> None:
+        self.bound, self._never = bound, IdSet(never, bound.size) if never else None
+        self._rows: dict[BlankState, Row | None] = {}
+
+    def clear(self, state: BlankState, row: Row) -> None:
+        """Clear in a grammar's row what may not come in JSON at `state`."""
+        try:
+            laid = self._rows[state]
+        except KeyError:
+            laid = self._rows[state] = self._make(state)
+        if laid is not None:
+            np.bitwise_and(row, laid, row)
+        elif self._never is not None:
+            self._never.mask(row)
+
+    def _make(self, state: BlankState) -> Row | None:
+        """None where the bound clears nothing: the few ids alone are cleared faster."""
+        base = self.bound.row(state)
+        if base is None:
+            return None
+        if self._never is None:
+            return base
+        row = base.copy()
+        self._never.mask(row)
+        return row
 
 
 def _tables(pieces: Sequence[bytes]) -> NDArray[np.int32]:

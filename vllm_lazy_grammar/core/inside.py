@@ -9,17 +9,16 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_lazy_grammar.core.blanks import START, STRING, advance
+from vllm_lazy_grammar.core.blanks import START, STRING
 from vllm_lazy_grammar.core.journal import Phase, Position
-from vllm_lazy_grammar.core.rows import IdSet, ones
+from vllm_lazy_grammar.core.rows import IdSet
 
 if TYPE_CHECKING:
-    from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode, BlankState
+    from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.control import ControlTokens
     from vllm_lazy_grammar.core.matcher import Row
@@ -63,13 +62,15 @@ class Inside:
         rows: RowCache,
     ) -> None:
         self.vocabulary, self.control, self.stop_ids = vocabulary, control, stop_ids
-        self._compile, self._blanks, self._rows = compile_, blanks, rows
+        self._compile, self._rows = compile_, rows
         # A matcher's row has no special tokens already; most requests have nothing else to clear.
-        self._never = IdSet((control.ids | stop_ids) - vocabulary.special_ids, vocabulary.size)
-        self._rows_laid: dict[BlankState, Row] = {}
+        never = (control.ids | stop_ids) - vocabulary.special_ids
+        self._never = IdSet(never, vocabulary.size) if never else None
         self._single = {t: IdSet([t], vocabulary.size) for t in control.spelled}
         self._control_ids = control.ids
-        self._step = None if blanks is None else partial(blanks.bound.step, mode=blanks.mode)
+        self._laid = None if blanks is None else blanks.bound.without(never)
+        self._after = None if blanks is None or blanks.mode == "mixed" else blanks.bound.after
+        self._mixed = None if blanks is None or blanks.mode == "json" else blanks.bound
         self._first_trail = b"" if compile_.prewarmed else None
 
     def start(self, before: Position) -> Position:
@@ -91,19 +92,19 @@ class Inside:
         if token in self._control_ids:
             return self._take_control(at, token)
         phase, matcher, steps, blanks, history, activations, counted, _, trail, events, text = at
-        if self._step is not None:
-            state = self._step(blanks, token, matcher)
-            if state is None:
-                return None
-            blanks = state
-        if not matcher.accept(token):
+        if self._after is not None:
+            lexer, run = blanks
+            behind = self._after[lexer][token][run]
+        else:
+            behind = blanks if self._mixed is None else self._mixed.step(blanks, token, matcher, "mixed")
+        if behind is None or not matcher.accept(token):
             return None
         if trail is not None:
             trail = self._trail(trail + self.vocabulary.piece(token))
         # As `Position(...)`, at a third of its cost: this runs for every token of every request.
         fed = (text, token)
         return _new(
-            Position, (phase, matcher, steps + 1, blanks, history, activations, counted, (), trail, events, fed)
+            Position, (phase, matcher, steps + 1, behind, history, activations, counted, (), trail, events, fed)
         )
 
     def _take_control(self, at: Position, token: int) -> Position | None:
@@ -116,7 +117,7 @@ class Inside:
             return at
         if not at.matcher.accept_bytes(data):
             return None
-        blanks = at.blanks if self._blanks is None else advance(at.blanks, data)
+        blanks = at.blanks if self._laid is None else self._laid.bound.advance(at.blanks, data)
         trail = at.trail if at.trail is None else self._trail(at.trail + data)
         return at._replace(steps=at.steps + 1, blanks=blanks, trail=trail, text=(at.text, data))
 
@@ -130,34 +131,17 @@ class Inside:
         return trail if followed else None
 
     def fill(self, at: Position, row: Row) -> bool:
-        """The grammar's row without stop ids. Returns whether it masks anything."""
+        """The grammar's row without what is never text, and in JSON without what would exceed the bound on blanks. Returns whether it masks anything."""
         prewarmed = at.trail is not None and self._rows.get((self._compile.key, at.trail), row)
-        if not prewarmed and not at.matcher.fill(row) and not self._never:
+        if not prewarmed and not at.matcher.fill(row) and self._never is None:
             return False
-        self._clear(at, row)
+        if self._laid is not None and (self._mixed is None or not self._mixed.is_free(at.blanks, row, at.matcher)):
+            self._laid.clear(at.blanks, row)
+        elif self._never is not None:
+            self._never.mask(row)
         if self._single:
             self._allow_spelled(at, row)
         return True
-
-    def _clear(self, at: Position, row: Row) -> None:
-        """Clear what is never text, and in JSON what would exceed the bound on blanks."""
-        blanks = self._blanks
-        if blanks is None or (blanks.mode == "mixed" and blanks.bound.is_free(at.blanks, row, at.matcher)):
-            if self._never:
-                self._never.mask(row)
-            return
-        mask = self._laid(at.blanks, blanks.bound) if self._never else blanks.bound.row(at.blanks)
-        if mask is not None:
-            np.bitwise_and(row, mask, row)
-
-    def _laid(self, state: BlankState, bound: BlankBound) -> Row:
-        """The row of the bound without the ids that are never text, so that both cost one AND."""
-        row = self._rows_laid.get(state)
-        if row is None:
-            base = bound.row(state)
-            row = self._rows_laid[state] = ones(self.vocabulary.row_words) if base is None else base.copy()
-            self._never.mask(row)
-        return row
 
     def _allow_spelled(self, at: Position, row: Row) -> None:
         """Set the control tokens that literals take here; one that is a stop id only where it completes the grammar."""

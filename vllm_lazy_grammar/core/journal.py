@@ -71,6 +71,8 @@ class Position(NamedTuple):
 class Journal:
     """Positions before each offered token, and what the token did to the gate."""
 
+    __slots__ = ("_moves", "_positions")
+
     def __init__(self) -> None:
         self._positions: list[Position] = []
         self._moves = bytearray()

@@ -30,6 +30,8 @@ class Masks:
         awaiting: what is masked while no trigger has fired; None for an eager request.
     """
 
+    __slots__ = ("_awaiting", "_inside", "_stops", "_text_stops")
+
     def __init__(self, inside: Inside, awaiting: AwaitingRows | None) -> None:
         self._inside, self._awaiting = inside, awaiting
         self._stops = IdSet(inside.stop_ids, inside.vocabulary.size)

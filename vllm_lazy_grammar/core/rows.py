@@ -218,29 +218,33 @@ def _only(row: Row, size: int) -> int:
 
 
 class RowSlot:
-    """The row of one session's position, kept until the position moves. Used by one thread at a time."""
+    """The row of one session's position, kept until the position moves. Used by one thread at a time.
 
-    __slots__ = ("_masks", "_row", "_valid")
+    Attributes:
+        is_kept: whether there is a row now.
+    """
+
+    __slots__ = ("_masks", "_row", "is_kept")
 
     def __init__(self) -> None:
         self._row: Row | None = None
         self._masks = False
-        self._valid = False
+        self.is_kept = False
 
     def drop(self) -> None:
         """The position moves: from now on there is no row."""
-        self._valid = False
+        self.is_kept = False
 
     def keep(self, row: Row, *, masks: bool) -> None:
         """Remember a copy of the position's row, and whether it masks anything; a row that masks nothing is not copied."""
-        self._masks, self._valid = masks, True
+        self._masks, self.is_kept = masks, True
         if masks:
             self._row = row.copy() if self._row is None or len(self._row) != len(row) else self._row
             np.copyto(self._row, row)
 
     def copy_to(self, out: Row) -> bool | None:
         """Write the position's row over `out` and return whether it masks anything; None, and nothing written, where no row is kept."""
-        if not self._valid:
+        if not self.is_kept:
             return None
         if self._masks and self._row is not None:
             np.copyto(out, self._row)

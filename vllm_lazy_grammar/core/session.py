@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.trace import Trace
     from vllm_lazy_grammar.core.triggers import Forcible, TriggerSpec
 
+_now = time.perf_counter
 _AWAITING, _PENDING, _INSIDE = Phase.AWAITING, Phase.PENDING, Phase.INSIDE  # an enum's members are slow to look up
 
 
@@ -70,6 +71,7 @@ class Session:
         self._size, self._row_words = inside.vocabulary.size, inside.vocabulary.row_words
         self._stops = inside.stop_ids
         self._walk = Walk(inside, compile_, spec, gate)
+        self._is_eager = gate is None
         self._masks = Masks(inside, awaiting)
         self._slot = RowSlot()
         self._leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
@@ -94,7 +96,8 @@ class Session:
             ReplayRefusedError: a trigger fired, the grammar refuses what follows, and `on_reject` is ``error``; nothing changed.
             GrammarError: the trigger fired and the grammar can not be compiled; nothing changed.
         """
-        self._slot.drop()
+        if self._slot.is_kept:
+            self._slot.drop()
         return 0 <= token < self._size and self._walk.accept(token)
 
     def rollback(self, n: int) -> None:
@@ -141,28 +144,42 @@ class Session:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def fill(self, row: Row, remaining: int | None = None) -> bool:
+    def fill(self, row: Row, remaining: int | None = None, *, keep: bool = True) -> bool:
         """Write the mask of the next position; a second call at the same position copies.
 
         Args:
             row: ``ceil(vocab_size / 32)`` int32 words, all written.
             remaining: tokens that may still be sampled, this one included; near the end the row leads out. None: no budget.
+            keep: keep a copy for a second call; false where none will come, for then that call makes the row anew.
 
         Returns:
             Whether anything is masked; on false the row is -1 throughout.
         """
-        leading = self._leading
-        if remaining is None or remaining > FIRST or leading is None:
-            return self._fill_free(row)
-        return self._fill_near_end(leading, row, remaining)
+        if remaining is not None and remaining <= FIRST and self._leading is not None:
+            return self._fill_near_end(self._leading, row, remaining, keep=keep)
+        kept = self._slot.copy_to(row) if self._slot.is_kept else None
+        if kept is not None:
+            return kept
+        walk = self._walk
+        if walk.at.phase is _PENDING:
+            self._join()
+        begin = _now()
+        is_held = self._is_eager and walk.at.phase is _INSIDE  # almost every row of an eager request
+        masks = self._masks.held(walk.at, row) if is_held else self._fill(row)
+        if not masks:
+            row.fill(ALL)
+        if keep:
+            self._slot.keep(row, masks=masks)
+        walk.trace.fill_seconds += _now() - begin
+        return masks
 
-    def _fill_near_end(self, leading: LeadingOut, row: Row, remaining: int) -> bool:
+    def _fill_near_end(self, leading: LeadingOut, row: Row, remaining: int, *, keep: bool) -> bool:
         walk = self._walk
         if remaining == 1 and self._stops and walk.has_called:
             return self._masks.ending(row)
         pressed = self._pressed(leading, remaining)
         if pressed is None:
-            masks = self._fill_free(row)
+            masks = self.fill(row, keep=keep)
         elif not (masks := self._fill(row, pressed)):
             row.fill(ALL)
         at = walk.at
@@ -191,21 +208,6 @@ class Session:
             return None
         shortest = leading.shortest(remaining)
         return None if shortest is None else shortest + (self._masks.way_in if self.must_call else 0)
-
-    def _fill_free(self, row: Row) -> bool:
-        """The row without a budget."""
-        kept = self._slot.copy_to(row)
-        if kept is not None:
-            return kept
-        if self._walk.at.phase is _PENDING:
-            self._join()
-        begin = time.perf_counter()
-        masks = self._fill(row)
-        if not masks:
-            row.fill(ALL)
-        self._slot.keep(row, masks=masks)
-        self.trace.fill_seconds += time.perf_counter() - begin
-        return masks
 
     def _fill(self, row: Row, pressed: Pressed | None = None) -> bool:
         walk = self._walk

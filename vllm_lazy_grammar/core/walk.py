@@ -50,6 +50,8 @@ class Walk:
         trace: what the gate did.
     """
 
+    __slots__ = ("_compile", "_gate", "_inside", "_journal", "_spec", "_stops", "at", "trace")
+
     def __init__(self, inside: Inside, compile_: Compile, spec: TriggerSpec | None, gate: Gate | None) -> None:
         self._inside, self._compile, self._spec, self._gate = inside, compile_, spec, gate
         self._stops = inside.stop_ids

@@ -48,7 +48,7 @@ class Batch:
         self, manager_: Any, backend: str, structured: dict[str, Any], count: int, xargs: dict[str, Any] | None = None
     ) -> None:
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-        from vllm.v1.request import Request
+        from vllm.v1.request import Request, RequestStatus
 
         self.manager = manager_
         self.requests: dict[str, Any] = {}
@@ -63,6 +63,7 @@ class Batch:
         for request in self.requests.values():
             while not request.structured_output_request.is_grammar_ready:
                 pass
+            request.status = RequestStatus.RUNNING
         self.ids = list(self.requests)
 
     def fill(self) -> None:
