@@ -31,6 +31,7 @@ def test_the_defaults_are_those_of_the_documentation():
         "frontend_check_ms": 20.0,
         "threads": 8,
         "force_after": 128,
+        "budget": True,
         "max_tool_calls": 16,
         "mask_opener_on_none": True,
         "tool_argument_spelling": "trained",
