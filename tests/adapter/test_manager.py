@@ -19,9 +19,9 @@ LAZILY = {"grammar_triggers": ["word:<x>"], "grammar_start": "after"}
 
 
 class Engine:
-    """A manager over the demo model's tokenizer, and requests for it."""
+    """A manager over the demo model's tokenizer, or another's, and requests for it."""
 
-    def __init__(self, backend="lazy", **config):
+    def __init__(self, backend="lazy", model=None, **config):
         import_vllm()
         import vllm_lazy_grammar
 
@@ -31,7 +31,8 @@ class Engine:
 
         from tests.serving.models import demo_model
 
-        args = EngineArgs(model=str(demo_model()), structured_outputs_config={"backend": backend}, **config)
+        structured = {"backend": backend, **config.pop("structured", {})}
+        args = EngineArgs(model=str(model or demo_model()), structured_outputs_config=structured, **config)
         self.manager = core.StructuredOutputManager(args.create_engine_config())
         self.tokenizer = self.manager.tokenizer
         self.backend, self.requests = backend, {}

@@ -3,6 +3,7 @@
 Invariants:
 - Nothing a session raises reaches the engine: the first fault is logged once, with the request's id, and ends that request alone, at the
   next token it is offered. Until then its rows mask nothing.
+- A fault that a draft led to is forgotten when the draft is taken back: nobody has sampled it.
 - A draft that is refused is no fault; a sampled token that is refused is ours, and the log line says what is needed to reproduce it.
 - When the request is over, or vLLM drops the grammar (aborted), one debug line tells what the gate did and the compile loses a holder.
 """
@@ -48,7 +49,8 @@ class LazyGrammar(StructuredOutputGrammar):
         self.request_id = request_id
         self.session = session
         self._rows_of = rows_of
-        self._failed = False
+        self._failed: BaseException | None = None
+        self._failed_at = 0
         self._finalizer = weakref.finalize(self, _finished, request_id, session.trace, hold)
         self._finalizer.atexit = False
 
@@ -58,7 +60,8 @@ class LazyGrammar(StructuredOutputGrammar):
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:  # noqa: ARG002 -- vLLM's signature
         """Advance by tokens that were sampled, or are being tried while masks are filled; false ends the request."""
-        if self._failed:
+        if self._failed is not None:
+            self._end(self._failed)
             return False
         try:
             for token in tokens:
@@ -67,6 +70,7 @@ class LazyGrammar(StructuredOutputGrammar):
                     return False
         except FAULTS as error:
             self._fail(error)
+            self._end(error)
             return False
         return True
 
@@ -83,13 +87,17 @@ class LazyGrammar(StructuredOutputGrammar):
         )
 
     def _fail(self, error: BaseException) -> None:
-        self._failed = True
-        self.session.trace.error = f"{type(error).__name__}: {error}"
-        logger.error("Request %s is ended by its grammar: %s: %s", self.request_id, type(error).__name__, error)
+        self._failed, self._failed_at = error, self.session.num_offered
+
+    def _end(self, error: BaseException) -> None:
+        trace = self.session.trace
+        if trace.error is None:
+            trace.error = f"{type(error).__name__}: {error}"
+            logger.error("Request %s is ended by its grammar: %s: %s", self.request_id, type(error).__name__, error)
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         """The longest acceptable prefix of `tokens`; moves nothing."""
-        if self._failed:
+        if self._failed is not None:
             return []
         try:
             return self.session.validate(tokens)
@@ -99,13 +107,14 @@ class LazyGrammar(StructuredOutputGrammar):
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last `num_tokens` accepted tokens."""
-        if not self._failed:
-            self.session.rollback(num_tokens)
+        self.session.rollback(num_tokens)
+        if self._failed is not None and self.session.num_offered < self._failed_at:
+            self._failed = None
 
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
         """Write the mask of the next position into row `batch_index`."""
         row = self._rows_of(bitmask)[batch_index]
-        if not self._failed:
+        if self._failed is None:
             try:
                 self.session.fill(row)
             except FAULTS as error:
@@ -116,7 +125,7 @@ class LazyGrammar(StructuredOutputGrammar):
 
     def forbid_end(self, bitmask: torch.Tensor, batch_index: int) -> None:
         """Where the turn may not end, clear the stop ids in a row that vLLM left free (inside reasoning)."""
-        if not self._failed and self.session.must_call:
+        if self._failed is None and self.session.must_call:
             self.session.mask_stops(self._rows_of(bitmask)[batch_index])
 
     def is_terminated(self) -> bool:
@@ -125,7 +134,7 @@ class LazyGrammar(StructuredOutputGrammar):
 
     def reset(self) -> None:
         """Back to the start."""
-        if not self._failed:
+        if self._failed is None:
             self.session.reset()
 
 

@@ -110,17 +110,19 @@ class Session:
     def validate(self, tokens: Sequence[int]) -> list[int]:
         """The longest prefix of `tokens` that would be accepted; moves nothing.
 
-        Nothing behind a token that ends the turn, or that fires while the grammar still compiles; a stop id that is masked is refused.
+        Nothing behind a token that ends the turn. Nothing, too, that fires while the grammar still compiles, since the row behind it would
+        wait for the compile; a stop id that is masked is refused.
         """
         if self._compile.ready:
             self._walk.settle()
-        kept: list[int] = []
+        walk, start = self._walk, len(self._walk)
         for token in tokens:
-            if self._walk.at.phase in (Phase.PENDING, Phase.TERMINATED) or not self._offered(token):
+            if walk.at.phase in (_PENDING, Phase.TERMINATED) or not self._offered(token):
                 break
-            kept.append(token)
-        self.rollback(len(kept))
-        return kept
+        fires = len(walk) > start and walk.at.phase is _PENDING
+        kept = len(walk) - start
+        self.rollback(kept)
+        return list(tokens[: kept - fires])
 
     def _offered(self, token: int) -> bool:
         """Accept a draft. One that would end the request with an error is refused instead: nobody has sampled it."""
