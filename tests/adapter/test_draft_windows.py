@@ -60,7 +60,7 @@ def allows(row, token):
 def test_s1_a_fence_in_the_drafts_of_json_is_trimmed_without_an_error(engine, errors):
     request = engine.request(json_object=True)
     engine.ready(request)
-    assert engine.manager.validate_tokens(request, engine.ids("```json\n{")) == []
+    assert engine.manager.validate_tokens(request, engine.ids("```json\n{")) == engine.ids("{")  # the grammar's own
     assert engine.accept(request, "{")
     assert errors == []
 
@@ -89,7 +89,7 @@ def test_s4_rows_match_what_was_scheduled_where_less_was_than_was_validated(engi
     request = engine.request(json=SCHEMA)
     engine.ready(request)
     drafts = engine.ids('{"a": 1}')
-    assert engine.manager.validate_tokens(request, drafts) == drafts
+    assert engine.manager.validate_tokens(request, drafts) == [*drafts, engine.tokenizer.eos_token_id]
     full = window(engine, request, drafts)
     few = window(engine, request, [*drafts[:2], -1, -1])
     np.testing.assert_array_equal(few[:3], full[:3])
@@ -133,9 +133,95 @@ def test_a_lazy_request_fires_inside_the_window_and_is_free_again_after_it(engin
     request = engine.request(LAZILY, json=SCHEMA)
     engine.ready(request).session._compile.join_rows()
     drafts = engine.ids('So <x>{"a"')
-    assert engine.manager.validate_tokens(request, drafts) == drafts
+    assert engine.manager.validate_tokens(request, drafts)[: len(drafts)] == drafts
     rows = window(engine, request, drafts)
     assert (rows[0] == -1).all()
     assert (rows[-1] != -1).any()
     assert (engine.rows(request) == -1).all()
     assert errors == []
+
+
+def test_what_the_grammar_knows_is_drafted_behind_what_the_proposer_offers(engine, errors):
+    request = engine.request(json=SCHEMA)
+    engine.ready(request)
+    validate = engine.manager.validate_tokens
+    assert engine.tokenizer.decode(validate(request, [])) == '{"a":'
+    opening = engine.ids("{")
+    assert validate(request, [*opening, *engine.ids("b")])[:1] == opening
+    assert engine.tokenizer.decode(validate(request, [*opening, *engine.ids("b")])) == '{"a":'
+    assert request.structured_output_request.grammar.session.num_offered == 0
+    assert errors == []
+
+
+def test_drafts_are_judged_by_what_the_model_wrote_and_told(engine):
+    request = engine.request(json=SCHEMA)
+    grammar = engine.ready(request)
+    drafts = engine.manager.validate_tokens(request, [])
+    request.append_output_token_ids(drafts[:2])
+    assert engine.manager.accept_tokens(request, drafts[:2])
+    assert (grammar.session.trace.drafts_offered, grammar.session.trace.drafts_accepted) == (len(drafts), 2)
+
+
+def test_a_request_that_may_write_no_more_is_drafted_nothing(engine):
+    request = engine.request(json=SCHEMA)
+    engine.ready(request)
+    request.max_tokens = 3
+    assert len(engine.manager.validate_tokens(request, [])) == 2
+    request.max_tokens = 1
+    assert engine.manager.validate_tokens(request, []) == []
+
+
+def test_a_fault_while_drafting_ends_the_drafts_and_not_the_request(engine, errors, monkeypatch):
+    request = engine.request(json=SCHEMA)
+    grammar = engine.ready(request)
+
+    def fail(*_):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(grammar.session.drafts, "tokens", fail)
+    assert engine.manager.validate_tokens(request, []) == []
+    assert errors == [f"Request {request.request_id} goes on without drafts: RuntimeError: broken on purpose"]
+    assert engine.accept(request, '{"a"')
+    assert engine.manager.validate_tokens(request, []) == []
+
+
+def test_inside_reasoning_nothing_is_drafted(thinking):
+    request = thinking.request(json=SCHEMA)
+    thinking.ready(request)
+    assert thinking.manager.validate_tokens(request, []) == []
+    end = thinking.tokenizer.convert_tokens_to_ids("</think>")
+    request.append_output_token_ids([end])
+    assert thinking.manager.accept_tokens(request, [end])
+    assert thinking.tokenizer.decode(thinking.manager.validate_tokens(request, [])) == '{"a":'
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"scheduler_config.async_scheduling": True}, "async scheduling"),
+        ({"use_v2_model_runner": True}, "V2 model runner"),
+        ({"parallel_config.pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ({"speculative_config.method": "eagle"}, "'eagle'"),
+        ({}, ""),
+    ],
+)
+def test_where_the_worker_keeps_its_own_drafts_the_grammars_are_off_and_that_is_said_once(change, reason, monkeypatch):
+    from types import SimpleNamespace
+
+    from vllm_lazy_grammar.adapter import drafting
+
+    lines = []
+    monkeypatch.setattr(drafting.logger, "info", lambda text, *args: lines.append(text % args))
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+        speculative_config=SimpleNamespace(method="ngram"),
+        use_v2_model_runner=False,
+        num_speculative_tokens=8,
+    )
+    for path, value in change.items():
+        *folders, name = path.split(".")
+        setattr(getattr(config, folders[0]) if folders else config, name, value)
+    assert drafting.draft_room(config, wanted=True) == (0 if reason else 8)
+    assert [reason in line for line in lines] == [True] * bool(reason)
+    assert drafting.draft_room(config, wanted=False) == 0

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 
+from vllm_lazy_grammar.adapter.drafting import draft_room
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
+from vllm_lazy_grammar.adapter.joiner import TokenizerJoiner
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import GrammarRequest, grammar_key
 from vllm_lazy_grammar.core import byte_trie, rows
@@ -25,6 +27,7 @@ from vllm_lazy_grammar.core.awaiting import AwaitingRows
 from vllm_lazy_grammar.core.blanks import BlankBound
 from vllm_lazy_grammar.core.compiles import Compile, GrammarStore
 from vllm_lazy_grammar.core.control import ControlTokens, looks_like_marker
+from vllm_lazy_grammar.core.drafts import Drafts, required_keys
 from vllm_lazy_grammar.core.gate import Gate
 from vllm_lazy_grammar.core.inside import Blanks, Inside
 from vllm_lazy_grammar.core.prewarm import ROWS, Worker
@@ -93,6 +96,8 @@ class LazyBackend(StructuredOutputBackend):
         self.bound = BlankBound(self.vocabulary, settings.whitespace_bound)
         self.trie = byte_trie.ByteTrie(self.vocabulary)
         self.rows_of = RowsOf()
+        self.draft_room = draft_room(vllm_config, wanted=settings.drafts)
+        self._joiner = TokenizerJoiner(tokenizer, self.vocabulary)
         self._markers = self.vocabulary.named(t for t in self.vocabulary.added if looks_like_marker(t))
         self._triggers = lru_cache(256)(self._compile_triggers)
         byte_trie.warm()
@@ -170,12 +175,13 @@ class LazyBackend(StructuredOutputBackend):
         mode = _BLANK_MODES.get(key.kind)
         blanks = None if mode is None or key.compact else Blanks(self.bound, mode)
         inside = Inside(self.vocabulary, compile_, self._control(request), blanks, request.stop_ids, self.rows)
+        drafts = Drafts(self.vocabulary, self._joiner, required_keys(key)) if self.draft_room else None
         if spec is None:
-            return Session(inside, compile_)
+            return Session(inside, compile_, drafts=drafts)
         triggers = self._triggers(spec, request.stop_ids)
         gate = Gate(triggers, self.vocabulary, context=request.context, timeout_ms=self.settings.trigger_timeout_ms)
         awaiting = AwaitingRows(self.vocabulary, self.trie, self.rows, triggers, inside, compile_)
-        return Session(inside, compile_, spec, gate, awaiting)
+        return Session(inside, compile_, spec, gate, awaiting, drafts=drafts)
 
     def _control(self, request: GrammarRequest) -> ControlTokens:
         words = [] if request.spec is None else [t.source for t in request.spec.triggers]

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import weakref
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
@@ -51,6 +52,7 @@ class LazyGrammar(StructuredOutputGrammar):
         self._rows_of = rows_of
         self._failed: BaseException | None = None
         self._failed_at = 0
+        self._drafted: tuple[list[int], list[int]] | None = None
         self._finalizer = weakref.finalize(self, _finished, request_id, session.trace, hold)
         self._finalizer.atexit = False
 
@@ -105,6 +107,32 @@ class LazyGrammar(StructuredOutputGrammar):
             self._fail(error)
             return []
 
+    def draft(self, room: int, ahead: list[int]) -> list[int]:
+        """What the grammar knows of the text behind the drafts `ahead`, at most `room` tokens; moves nothing."""
+        session = self.session
+        if self._failed is not None:
+            return []
+        try:
+            found = session.draft(room, ahead)
+        except FAULTS as error:
+            session.drafts = None
+            logger.error("Request %s goes on without drafts: %s: %s", self.request_id, type(error).__name__, error)
+            return []
+        self._drafted = (ahead, found) if found else None
+        return found
+
+    def judge_drafts(self, sampled: list[int]) -> None:
+        """Tell what became of the last drafts: `sampled` is what the model wrote in their place."""
+        if self._drafted is None or self.session.drafts is None:
+            return
+        (ahead, ours), self._drafted = self._drafted, None
+        reached = sampled[: len(ahead)] == ahead
+        pairs = zip(ours, sampled[len(ahead) :], strict=False)
+        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) if reached else 0
+        self.session.drafts.judge(len(ours), accepted, reached=reached)
+        trace = self.session.trace
+        trace.drafts_offered, trace.drafts_accepted = self.session.drafts.offered, self.session.drafts.accepted
+
     def rollback(self, num_tokens: int) -> None:
         """Take back the last `num_tokens` accepted tokens."""
         self.session.rollback(num_tokens)
@@ -154,13 +182,20 @@ class RowsOf:
 
 def _finished(request_id: str, trace: Trace, hold: Hold) -> None:
     logger.debug(
-        "Request %s finished: %s; compile %s, %s",
+        "Request %s finished: %s%s; compile %s, %s",
         request_id,
         trace.describe(),
+        _what_was_drafted(trace),
         "not done" if hold.seconds is None else f"{hold.seconds * 1e3:.1f} ms",
         _who_waited(trace),
     )
     hold.release()
+
+
+def _what_was_drafted(trace: Trace) -> str:
+    if not trace.drafts_offered:
+        return ""
+    return f"; drafts of the grammar: {trace.drafts_offered} offered, {trace.drafts_accepted} accepted"
 
 
 def _who_waited(trace: Trace) -> str:

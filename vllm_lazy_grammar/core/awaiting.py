@@ -75,6 +75,11 @@ class AwaitingRows:
         """Tokens, or a few more, that the shortest trigger takes from any text; None where no trigger can be forced."""
         return None if self._tokens_in is None else self._tokens_in + LONGEST_HALF
 
+    def is_forced(self, gate: Gate) -> bool:
+        """Whether as much was written as may come before a call that is owed."""
+        after = self._spec.force_after
+        return after is not None and gate.observed >= after
+
     def fill(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed = "") -> bool:
         """Write the mask of the next token; the gate awaits.
 
@@ -89,12 +94,7 @@ class AwaitingRows:
         Returns:
             Whether anything is masked; on false the row is as it was.
         """
-        after = self._spec.force_after
-        forced = (
-            must_call
-            and (pressed == "hurry" or (after is not None and gate.observed >= after))
-            and self._ways is not None
-        )
+        forced = must_call and (pressed == "hurry" or self.is_forced(gate)) and self._ways is not None
         there = (forced or self._spec.on_reject == "forbid") and self._has_grammar()
         refused = self._refusals.find(gate) if there else self._nothing
         if pressed == "late":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ SLOW_NS = 50_000_000
 
 ALLOWED_NS = 500_000_000
 """What may be charged altogether before a grammar is given up: every other request waits meanwhile."""
-
-_CERTAIN_LIMIT = 256
 
 
 def _has(row: Row, token: int) -> bool:
@@ -151,22 +150,22 @@ class XgrammarMatcher:
             self._complete = bool(self._matcher.is_completed())
         return self._complete
 
-    def certain(self) -> bytes:
-        """The bytes that must come next; at most 256 of them where the grammar may be recursive.
+    def certain(self, limit: int = CERTAIN_LIMIT) -> bytes:
+        """The bytes that must come next, at most `limit` of them.
 
         xgrammar's own search knows no bound and never returns from a grammar that is certain of its text for ever.
         """
         if not self._grammar.finite:
-            return self._certain_by_steps()
+            return self._certain_by_steps(limit)
         try:
             text: str = self._matcher.find_jump_forward_string()
         except UnicodeDecodeError as half:  # it ends inside a character, which is no text to xgrammar
-            return half.object
-        return text.encode()
+            return half.object[:limit]
+        return text.encode()[:limit]
 
-    def _certain_by_steps(self) -> bytes:
+    def _certain_by_steps(self, limit: int) -> bytes:
         walker, row, text = self.fork(), self._grammar.new_row(), bytearray()
-        while len(text) < _CERTAIN_LIMIT and not walker.is_completed():
+        while len(text) < limit and not walker.is_completed():
             nexts = walker.next_bytes(row)
             if len(nexts) != 1 or not walker.accept_bytes(nexts):
                 break
