@@ -40,7 +40,7 @@ def test_in_a_string_nothing_is_blank_and_a_quote_behind_a_backslash_does_not_en
     style = styled('{"a": "b\\", ')
     assert style.in_string
     assert style.key is None
-    assert (style.colon, style.item) == (b" ", b"")
+    assert (style.colon, style.item) == (b" ", None)
 
 
 def test_a_string_behind_a_brace_or_a_comma_may_be_a_key():
@@ -55,7 +55,14 @@ def test_what_is_missing_of_begun_blanks_is_told():
     style.read(b"\n  ")
     assert style.blanks(ord('"')) == b"  "
     style.read(b"\t")
-    assert style.blanks(ord('"')) == b""
+    assert style.blanks(ord('"')) is None
+    assert styled('{"a":1, ').blanks(ord('"')) == b""
+
+
+def test_whoever_sets_a_blank_behind_colons_sets_one_behind_commas():
+    assert styled('{"a": 1,').blanks(ord('"')) == b" "
+    assert styled('{"a":1,').blanks(ord('"')) == b""
+    assert styled('{"a":').blanks(ord('"')) == b""
 
 
 @given(st.text('{}[]",:\\ \na1'), st.integers(0, 20))

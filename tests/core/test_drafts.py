@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.core.kit import VOCABULARY, Workshop, feed, ids, row, state
 from tests.core.windows import told
-from vllm_lazy_grammar.core.drafts import TRIED, Drafts, LongestJoiner, required_keys
-from vllm_lazy_grammar.core.matcher import GrammarKey
+from vllm_lazy_grammar.core.drafts import TRIED, Drafts, LongestJoiner
+from vllm_lazy_grammar.core.habits import Habits
+from vllm_lazy_grammar.core.likely import Likely
 from vllm_lazy_grammar.testing import SMALL_CALL, SMALL_END
 
 
@@ -25,8 +24,10 @@ def held():
     made.close()
 
 
-def drafting(session, keys=()):
-    session.drafts = Drafts(VOCABULARY, LongestJoiner(VOCABULARY), keys)
+def drafting(session, *keys, habits=None):
+    schema = {"properties": {key: {} for key in keys}, "required": list(keys)}
+    habits = habits or Habits(VOCABULARY)
+    session.drafts = Drafts(VOCABULARY, LongestJoiner(VOCABULARY), Likely([schema]), habits, "json")
     return session
 
 
@@ -65,17 +66,17 @@ def test_optional_blanks_do_not_silence_drafts_and_are_set_as_before(shop):
         SMALL_END,
     ]
     assert feed(session, "{", '"', "a", '"', ":", " ", '"')
-    assert session.draft(8) == ids("b", '"', ",", '"', "c", '"', ":", " ")
+    assert session.draft(9) == ids("b", '"', ",", " ", '"', "c", '"', ":", " ")
 
 
 def test_of_several_keys_the_required_one_is_drafted(shop):
-    session = drafting(shop.session('\\{"(?:b|ab|abc)":[12]\\}'), keys=(b"c", b"ab"))
+    session = drafting(shop.session('\\{"(?:b|ab|abc)":[12]\\}'), "c", "ab")
     assert session.draft(8) == ids("{", '"', "ab", '"', ":")
     assert drafting(shop.session('\\{"(?:b|abc)":[12]\\}')).draft(8) == ids("{", '"')
 
 
 def test_a_key_that_was_begun_is_completed(shop):
-    session = drafting(shop.session('\\{"(?:b|ab|abc)":[12]\\}'), keys=(b"abc",))
+    session = drafting(shop.session('\\{"(?:b|ab|abc)":[12]\\}'), "abc")
     assert feed(session, "{", '"', "a")
     assert session.draft(8) == ids("bc", '"', ":")
 
@@ -109,9 +110,10 @@ def test_a_grammar_that_is_certain_for_ever_drafts_as_much_as_there_is_room_for(
 
 def test_drafts_that_are_refused_too_often_switch_themselves_off(shop):
     session = drafting(shop.session("abc1"))
-    session.drafts.judge(TRIED, 0, reached=False)
+    wrong = ids("a") + ids("b") * (TRIED - 1)
+    session.drafts.judge(wrong, None)
     assert session.draft(8)
-    session.drafts.judge(TRIED, 1, reached=True)
+    session.drafts.judge(wrong, ids("a", "c"))
     assert session.draft(8) == []
     assert (session.drafts.offered, session.drafts.accepted) == (2 * TRIED, 1)
 
@@ -123,11 +125,4 @@ def test_text_that_was_taken_back_is_forgotten(shop):
     assert session.draft(2) == ids("1", ",")
     session.rollback(1)
     assert session.draft(2) == ids("1", ",")
-    assert session.draft(9)[-4:] == [*ids(":", "2", "}"), SMALL_END]
-
-
-def test_required_keys_are_those_of_all_objects_in_order_as_json_writes_them():
-    inner = {"type": "object", "properties": {"x": {}, 'q"': {}}, "required": ['q"']}
-    schema = {"properties": {"a": {}, "b": inner, "c": {}}, "required": ["c", "b"]}
-    assert required_keys(GrammarKey("json", json.dumps(schema))) == (b"b", b"c", b'q\\"')
-    assert required_keys(GrammarKey("regex", "a")) == ()
+    assert session.draft(9) == ids("1", ",", '"', "b", '"', ":", "2", "}", "<end>")

@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import weakref
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
@@ -127,9 +126,7 @@ class LazyGrammar(StructuredOutputGrammar):
             return
         (ahead, ours), self._drafted = self._drafted, None
         reached = sampled[: len(ahead)] == ahead
-        pairs = zip(ours, sampled[len(ahead) :], strict=False)
-        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) if reached else 0
-        self.session.drafts.judge(len(ours), accepted, reached=reached)
+        self.session.drafts.judge(ours, sampled[len(ahead) :] if reached else None)
         trace = self.session.trace
         trace.drafts_offered, trace.drafts_accepted = self.session.drafts.offered, self.session.drafts.accepted
 

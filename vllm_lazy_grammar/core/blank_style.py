@@ -1,4 +1,4 @@
-"""How an answer sets its blanks in JSON, read from what it has written: for guesses only.
+"""Where an answer stands in JSON and how it sets its blanks, read from what it has written: for guesses only.
 
 Invariants:
 - Nothing here decides what is legal; where the text is no JSON the guess is worth nothing, and harmless.
@@ -7,11 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 _BLANKS = b" \n\t\r"
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _NEWLINE = b'"\\:,\n'
+_OBJECT = ord("{")
 _OPENS, _CLOSES = b"{[", b"}]"
 
 
@@ -20,26 +21,28 @@ class BlankStyle:
     """Where a text stands in JSON, and the blanks that it used so far.
 
     Args:
-        colon: blanks behind a colon.
-        item: blanks behind a comma that ends no line.
+        colon: blanks behind a colon; None before the first one.
+        item: blanks behind a comma that ends no line; None before the first one.
         indent: what a line is indented by for each level; None where the text is not broken into lines.
-        key: the string that is being written, where it stands as a key may; None elsewhere.
+        key: the string that is being written, where it stands as a key; None elsewhere.
         in_string: whether a string is open.
+        path: for each object and list that is open, the key that was written last in it; None in lists and before the first.
     """
 
-    colon: bytes = b""
-    item: bytes = b""
+    colon: bytes | None = None
+    item: bytes | None = None
     indent: bytes | None = None
     key: bytearray | None = None
     in_string: bool = False
+    path: list[bytes | None] = field(default_factory=list)
     _escaped: bool = False
-    _depth: int = 0
+    _open: bytes = b""
     _last: int = 0
     _run: bytes = b""
 
     def copy(self) -> Self:
         """An independent copy."""
-        return replace(self, key=None if self.key is None else self.key[:])
+        return replace(self, key=None if self.key is None else self.key[:], path=self.path[:])
 
     def read(self, data: bytes) -> None:
         """Go on reading."""
@@ -57,6 +60,8 @@ class BlankStyle:
         elif byte == _BACKSLASH:
             self._escaped = True
         elif byte == _QUOTE:
+            if self.key is not None:
+                self.path[-1] = bytes(self.key)
             self.in_string, self.key = False, None
             return
         if self.key is not None:
@@ -66,31 +71,42 @@ class BlankStyle:
         self._learn(byte)
         if byte == _QUOTE:
             self.in_string = True
-            self.key = bytearray() if self._last in b"{," else None
-        self._depth += (byte in _OPENS) - (byte in _CLOSES)
+            self.key = bytearray() if self._last in b"{," and self._open[-1:] == b"{" else None
+        elif byte in _OPENS:
+            self._open += bytes((byte,))
+            self.path.append(None)
+        elif byte in _CLOSES and self._open:
+            self._open = self._open[:-1]
+            self.path.pop()
         self._last, self._run = byte, b""
 
     def _learn(self, following: int) -> None:
         if self._last == _COLON:
             self.colon = self._run
         elif _NEWLINE in self._run and following not in _CLOSES:
-            self.indent = self._run[self._run.rindex(b"\n") + 1 :][: self._width()]
+            line = self._run[self._run.rindex(b"\n") + 1 :]
+            self.indent = line[: len(line) // max(1, len(self._open))]
         elif self._last == _COMMA:
             self.item = self._run
+        elif self._last in _OPENS and following not in _CLOSES and len(self._open) == 1:
+            self.indent = None
 
-    def _width(self) -> int:
-        line = len(self._run) - self._run.rindex(b"\n") - 1
-        return line // self._depth if self._depth > 0 else line
-
-    def blanks(self, following: int) -> bytes:
-        """The blanks that are still missing before a byte outside strings."""
+    def blanks(self, following: int) -> bytes | None:
+        """The blanks that are still missing before a byte outside strings; None where a line was begun otherwise than those before."""
         wanted = self._wanted(following)
-        return wanted[len(self._run) :] if wanted.startswith(self._run) else b""
+        if wanted.startswith(self._run):
+            return wanted[len(self._run) :]
+        return None if _NEWLINE in self._run else b""
 
     def _wanted(self, following: int) -> bytes:
         if self._last == _COLON:
-            return self.colon
+            return self._first(self.colon, self.item, None if self.indent is None else b" ")
         breaks = self._last == _COMMA or (self._last in _OPENS) != (following in _CLOSES)
         if self.indent is not None and breaks:
-            return b"\n" + self.indent * (self._depth - (following in _CLOSES))
-        return self.item if self._last == _COMMA else b""
+            return b"\n" + self.indent * (len(self._open) - (following in _CLOSES))
+        return self._first(self.item, self.colon) if self._last == _COMMA else b""
+
+    @staticmethod
+    def _first(*seen: bytes | None) -> bytes:
+        """What was seen; whoever sets a blank behind colons sets one behind commas, and the other way round."""
+        return next((run for run in seen if run is not None), b"")

@@ -10,20 +10,20 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from vllm_lazy_grammar.core.blank_style import BlankStyle
 from vllm_lazy_grammar.core.vocabulary import spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    from vllm_lazy_grammar.core.blank_style import BlankStyle
+    from vllm_lazy_grammar.core.habits import Habits
     from vllm_lazy_grammar.core.journal import Position, Text
-    from vllm_lazy_grammar.core.matcher import GrammarKey, Matcher
+    from vllm_lazy_grammar.core.likely import Likely, Path
+    from vllm_lazy_grammar.core.matcher import Matcher
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
 
 _BLANKS = b" \n\t\r"
@@ -60,44 +60,24 @@ class LongestJoiner:
         return spelled(self._vocabulary, text)
 
 
-@lru_cache(256)
-def required_keys(key: GrammarKey) -> tuple[bytes, ...]:
-    """The keys that some object of a schema or a structural tag must have, as JSON writes them, in the order of the source."""
-    if key.kind not in ("json", "structural_tag"):
-        return ()
-    return tuple(
-        dict.fromkeys(json.dumps(name, ensure_ascii=False).encode()[1:-1] for name in _required(json.loads(key.source)))
-    )
-
-
-def _required(node: Any) -> Iterator[str]:
-    if isinstance(node, list):
-        for item in node:
-            yield from _required(item)
-    if not isinstance(node, dict):
-        return
-    properties, required = node.get("properties"), node.get("required")
-    if isinstance(properties, dict) and isinstance(required, list):
-        yield from (name for name in properties if name in required)
-    for value in node.values():
-        yield from _required(value)
-
-
 class Drafts:
     """What one request's grammar knows of the text to come.
 
     Args:
         vocabulary: the model's.
         joiner: makes tokens of text.
-        keys: keys that are likely where several are possible, most likely first; as JSON writes them.
+        likely: what the grammar's source says of choices.
+        habits: what earlier drafts taught; shared.
+        kind: the kind of grammar, whose blanks are learnt together.
 
     Attributes:
         offered: tokens that were judged.
         accepted: how many of them the model wrote.
     """
 
-    def __init__(self, vocabulary: Vocabulary, joiner: Joiner, keys: Sequence[bytes] = ()) -> None:
-        self._vocabulary, self._joiner, self._keys = vocabulary, joiner, keys
+    def __init__(self, vocabulary: Vocabulary, joiner: Joiner, likely: Likely, habits: Habits, kind: str) -> None:
+        self._vocabulary, self._joiner, self._likely = vocabulary, joiner, likely
+        self._habits, self._kind = habits, kind
         self._read: tuple[Matcher, int, Text | None, BlankStyle] | None = None
         self._row = np.empty(vocabulary.row_words, np.int32)
         self.offered = self.accepted = 0
@@ -108,45 +88,56 @@ class Drafts:
         """Whether drafts are accepted often enough to go on."""
         return self._reached < TRIED or self.accepted >= WORTH * self._reached
 
-    def judge(self, offered: int, accepted: int, *, reached: bool) -> None:
-        """Tell what became of some tokens; `reached`: whether all drafts before them were accepted."""
-        self.offered += offered
-        self.accepted += accepted
-        self._reached += offered if reached else 0
+    def judge(self, drafts: Sequence[int], written: Sequence[int] | None) -> None:
+        """Tell what became of drafts.
+
+        Args:
+            drafts: as they were offered.
+            written: what the model wrote in their place; None where it had gone another way before them.
+        """
+        self.offered += len(drafts)
+        if written is not None:
+            self._reached += len(drafts)
+            self.accepted += self._habits.judge(drafts, written)
 
     def tokens(self, at: Position, limit: int) -> list[int]:
-        """At most `limit` tokens that are likely to come next, inside the grammar; each the grammar takes."""
+        """At most `limit` tokens that are likely to come next, inside the grammar."""
         room = limit * _BYTES_PER_TOKEN
         text = self.text(at, room)
+        open_end = len(text) < room
+        if open_end:
+            text = text.rstrip(b" ")  # a blank before a choice belongs to the word that is chosen
         if not text:
             return []
-        return list(self._joiner.join(self._tail(at), text)[:limit])
+        return self._habits.written(self._joiner.join(self._tail(at), text), open_end=open_end)[:limit]
 
     def text(self, at: Position, limit: int) -> bytes:
         """The bytes that are certain or likely to come next, about `limit` of them at most."""
-        style, matcher, found = self._style(at), at.matcher, bytearray()
-        steps = matcher.steps
+        style, matcher, found = self._style(at), at.matcher, bytearray(self._tail(at))
+        steps, begin = matcher.steps, len(found)
         try:
-            while len(found) < limit and not matcher.is_completed():
-                more = matcher.certain(limit - len(found)) or self._likely(matcher, style)
+            while len(found) - begin < limit and not matcher.is_completed():
+                more = matcher.certain(limit - len(found) + begin) or self._guess(matcher, style, found)
                 if not more or not matcher.accept_bytes(more):
                     break
                 style.read(more)
                 found += more
         finally:
             matcher.rollback(matcher.steps - steps)
-        return bytes(found)
+        return bytes(found[begin:])
 
-    def _likely(self, matcher: Matcher, style: BlankStyle) -> bytes:
+    def _guess(self, matcher: Matcher, style: BlankStyle, text: bytearray) -> bytes:
         if style.in_string:
-            return b"" if style.key is None else self._key(matcher, bytes(style.key))
+            return b"" if style.key is None else self._key(matcher, bytes(style.key), tuple(style.path[:-1]))
         nexts = matcher.next_bytes(self._row)
+        forked = self._likely.fork(bytes(text), nexts)
         solid = nexts.translate(None, _BLANKS)
-        return style.blanks(solid[0]) + solid if len(solid) == 1 else b""
+        blanks = style.blanks(solid[0]) if len(solid) == 1 else None
+        return forked or (b"" if blanks is None else blanks + solid)
 
-    def _key(self, matcher: Matcher, begun: bytes) -> bytes:
+    def _key(self, matcher: Matcher, begun: bytes, path: Path) -> bytes:
         """The rest of the first likely key that the grammar takes here."""
-        for key in self._keys:
+        for key in self._likely.keys(path):
             rest = key[len(begun) :] + b'"'
             if key.startswith(begun) and matcher.accept_bytes(rest):
                 matcher.rollback(1)
@@ -155,7 +146,10 @@ class Drafts:
 
     def follow(self, at: Position) -> None:
         """Read what was accepted since the last time; `at` is inside the grammar."""
-        self._read = at.matcher, at.steps, at.text, self._style(at)
+        style = self._style(at)
+        self._read = at.matcher, at.steps, at.text, style
+        if style.colon is not None:
+            self._habits.saw(self._kind, style)
 
     def _style(self, at: Position) -> BlankStyle:
         """The style of the text so far: read on from where `follow` stopped, where that is on the way here."""
@@ -166,7 +160,7 @@ class Drafts:
             text, part = text
             parts.append(self._bytes(part))
             depth -= 1
-        style = BlankStyle() if known is None or text is None else known[3].copy()
+        style = self._habits.style(self._kind) if known is None or text is None else known[3].copy()
         style.read(b"".join(reversed(parts)))
         return style
 

@@ -1,4 +1,4 @@
-"""scripts/bench: all benchmarks, or those named: steps gate trie first_token."""
+"""scripts/bench: all benchmarks, or those named: steps gate trie first_token drafts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.serving.models import SHARED, demo_model, dummy_model
 
 def main() -> None:
     """Run what the command line names, everything where it names nothing."""
-    wanted = set(sys.argv[1:]) or {"steps", "gate", "trie", "first_token"}
+    wanted = set(sys.argv[1:]) or {"steps", "gate", "trie", "first_token", "drafts"}
     model = demo_model()
     qwen = SHARED / "data" / "qwen3"
     if "steps" in wanted:
@@ -36,6 +36,10 @@ def main() -> None:
         from scripts.lib.bench import first_token
 
         first_token.run()
+    if "drafts" in wanted:
+        from scripts.lib.bench import drafts
+
+        drafts.run()
 
 
 if __name__ == "__main__":

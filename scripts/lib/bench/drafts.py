@@ -1,7 +1,7 @@
 """Steps per answer: the demo model on real servers, the same requests without drafts, with ngram, with the grammar's, with both; greedy, float32.
 
-A step is what the model runs once for a request: tokens written, less drafts that were accepted. Calls are asked for at once (`force_after` 0):
-what the model says before one is free text, of which no grammar knows anything.
+A step is what the model runs once for a request: tokens written, less drafts that were accepted. One call is asked for, at once
+(`force_after` 0, no parallel calls): what the model says before and behind it is free text, of which no grammar knows anything.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def tool_requests(count: int = COUNT) -> list[dict[str, Any]]:
 
 
 def _tool_request(tool: dict[str, Any]) -> dict[str, Any]:
-    example = tool["examples"][0] if tool["examples"] else {}
+    example: Any = tool["examples"][0] if tool["examples"] else {}
     function = {"name": tool["name"], "parameters": tool["parameters"], "strict": True}
     return {
         "messages": [
@@ -75,6 +75,7 @@ def _tool_request(tool: dict[str, Any]) -> dict[str, Any]:
         ],
         "tools": [{"type": "function", "function": function}],
         "tool_choice": "required",
+        "parallel_tool_calls": False,
         "extra_body": {"return_token_ids": True},
     }
 
@@ -86,7 +87,7 @@ def json_requests(count: int = COUNT) -> list[dict[str, Any]]:
 
 
 def _json_request(case: dict[str, Any]) -> dict[str, Any]:
-    example = next((test["data"] for test in case["tests"] if test["valid"]), {})
+    example: Any = next((test["data"] for test in case["tests"] if test["valid"]), {})
     return {
         "messages": [
             {"role": "user", "content": f"Answer with this as JSON: {json.dumps(example, ensure_ascii=False)[:600]}"}
@@ -139,11 +140,11 @@ def measured(server: Server, requests: list[dict[str, Any]]) -> tuple[dict[str, 
     }, answers
 
 
-def run(folder: Path | None = None, modes: tuple[Mode, ...] = MODES) -> None:
-    """Print the table; what was answered is kept in `folder`."""
+def run(folder: Path | None = None, modes: tuple[Mode, ...] = MODES, count: int = COUNT) -> None:
+    """Print the table for `count` requests of each kind; what was answered is kept in `folder`."""
     kept = Path(tempfile.mkdtemp()) if folder is None else folder
     print(
-        f"\nSteps per answer: {COUNT} tool calls and {COUNT} JSON answers of the demo model, greedy, float32, {AT_ONCE} at once; answers in {kept}"
+        f"\nSteps per answer: {count} tool calls and {count} JSON answers of the demo model, greedy, float32, {AT_ONCE} at once; answers in {kept}"
     )
     print(
         "| drafts | requests | steps per answer | tokens per answer | accepted of drafted | accepted of the grammar's | tokens per second | same answers |"
@@ -153,7 +154,7 @@ def run(folder: Path | None = None, modes: tuple[Mode, ...] = MODES) -> None:
     for mode in modes:
         server = Server.start(mode.flags(), kept / f"{mode.name}.log")
         try:
-            for kind, requests in (("tool calls", tool_requests()), ("JSON", json_requests())):
+            for kind, requests in (("tool calls", tool_requests(count)), ("JSON", json_requests(count))):
                 grown, answers = measured(server, requests)
                 (kept / f"{mode.name}-{kind}.json").write_text(json.dumps(answers))
                 _show(mode, kind, grown, answers, first.setdefault(kind, answers))
