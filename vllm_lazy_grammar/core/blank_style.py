@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 _BLANKS = b" \n\t\r"
@@ -42,7 +42,9 @@ class BlankStyle:
 
     def copy(self) -> Self:
         """An independent copy."""
-        return replace(self, key=None if self.key is None else self.key[:], path=self.path[:])
+        key = None if self.key is None else self.key[:]
+        place = self._escaped, self._open, self._last, self._run
+        return type(self)(self.colon, self.item, self.indent, key, self.in_string, self.path[:], *place)
 
     def read(self, data: bytes) -> None:
         """Go on reading."""

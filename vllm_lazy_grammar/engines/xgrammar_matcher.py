@@ -29,6 +29,10 @@ ALLOWED_NS = 500_000_000
 """What may be charged altogether before a grammar is given up: every other request waits meanwhile."""
 
 
+_NO_TEXT = bytes((0xC0, 0xC1, *range(0xF5, 0x100)))
+"""Bytes that no character has in UTF-8: no grammar takes them."""
+
+
 def _has(row: Row, token: int) -> bool:
     return bool(row[token // WORD_BITS] >> (token % WORD_BITS) & 1)
 
@@ -43,7 +47,7 @@ class SingleBytes:
         values: the bytes that have such an id, ascending, as uint8.
         words: the word of each one's bit.
         shifts: the bit in that word.
-        others: the bytes that have none.
+        others: the bytes that have none, but those that no character has.
     """
 
     def __init__(self, ids: dict[int, int]) -> None:
@@ -52,7 +56,7 @@ class SingleBytes:
         self.values = np.array(known, dtype=np.uint8)
         self.words = tokens // WORD_BITS
         self.shifts = tokens % WORD_BITS
-        self.others = bytes(byte for byte in range(256) if byte not in ids)
+        self.others = bytes(byte for byte in range(256) if byte not in ids and byte not in _NO_TEXT)
 
 
 class XgrammarMatcher:
