@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from tests.core.kit import ENDS, VOCABULARY, Workshop, ids, row
 from tests.core.windows import WINDOWS, Run, told
+from vllm_lazy_grammar.core.drafts import Drafts, LongestJoiner
+from vllm_lazy_grammar.core.habits import Habits
+from vllm_lazy_grammar.core.likely import Likely
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.errors import LazyGrammarError
 from vllm_lazy_grammar.testing import SMALL_CALL
@@ -34,13 +37,17 @@ def make(shop, kind):
     return lambda: shop.session(source, *triggers, **options)
 
 
+def own_drafts():
+    return Drafts(VOCABULARY, LongestJoiner(VOCABULARY), Likely([]), Habits(VOCABULARY), "regex")
+
+
 def check(kind, examples):
     shop = Workshop()
 
     @settings(max_examples=examples)
     @given(WINDOWS)
     def there_from_the_start(windows):
-        Run(make(shop, kind), POOL).run(windows)
+        Run(make(shop, kind), POOL, drafts=own_drafts()).run(windows)
 
     there_from_the_start()
 
@@ -58,7 +65,7 @@ def check_late(kind, examples):
                 shop.engine.release()
                 session._compile.join_rows()
 
-            Run(make(shop, kind), POOL, release, held_for).run(windows)
+            Run(make(shop, kind), POOL, release, held_for, drafts=own_drafts()).run(windows)
         finally:
             shop.close()
 

@@ -56,6 +56,7 @@ class Run:
         release: lets a held compile go on and waits for it; None where it was there from the start.
         held_for: calls after which it is released.
         budget: tokens in all; None where no budget is kept.
+        drafts: the grammar's own, which are scheduled behind the others; None where it drafts nothing.
     """
 
     make: object
@@ -64,9 +65,11 @@ class Run:
     held_for: int = 0
     budget: int | None = None
     history: list[int] = field(default_factory=list)
+    drafts: object = None
 
     def __post_init__(self):
         self.session = self.make()
+        self.session.drafts = self.drafts
 
     def run(self, windows):
         """All windows, or until a verified token ends the request with an error, as it would without drafts."""
@@ -135,7 +138,15 @@ class Run:
         assert validated == stripped[: len(validated)]
         if self.release is None:
             assert validated == validated_slowly(self.fresh(), stripped)
-        return validated
+        return self.add_drafts(validated)
+
+    def add_drafts(self, validated):
+        """With the grammar's own behind them: each would be validated too, and nothing has moved."""
+        before = told(self.session)
+        drafts = [*validated, *self.session.draft(8 - len(validated), validated)]
+        assert told(self.session) == before
+        assert self.session.validate(drafts) == drafts
+        return drafts
 
     def fill(self, scheduled):
         """The rows of a window, each that of a fresh session; the session is where it was."""

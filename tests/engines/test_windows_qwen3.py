@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from tests.core.kit import Workshop
 from tests.core.windows import WINDOWS, Run
 from tests.oracles import vocabularies
+from vllm_lazy_grammar.core.drafts import Drafts, LongestJoiner
+from vllm_lazy_grammar.core.habits import Habits
+from vllm_lazy_grammar.core.likely import likely
+from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.vocabulary import spelled
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 
@@ -68,7 +72,8 @@ def pool(vocabulary):
 
 def check(shop, kind, examples, budgets):
     source, triggers, _ = KINDS[kind]
-    tokens = pool(shop.vocabulary)
+    tokens, habits = pool(shop.vocabulary), Habits(shop.vocabulary)
+    guesses = likely(GrammarKey("json", SCHEMA))
 
     @settings(max_examples=examples)
     @given(WINDOWS, budgets)
@@ -77,7 +82,8 @@ def check(shop, kind, examples, budgets):
             stops, options = shop.vocabulary.eos_ids, {"kind": "regex", **KINDS[kind][2]}
             return shop.session(source, *triggers, stops=stops, budget=budget is not None, **options)
 
-        Run(make, tokens, budget=budget).run(windows)
+        drafts = Drafts(shop.vocabulary, LongestJoiner(shop.vocabulary), guesses, habits, "json")
+        Run(make, tokens, budget=budget, drafts=drafts).run(windows)
 
     leaves_no_trace()
 
