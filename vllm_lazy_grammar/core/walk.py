@@ -266,6 +266,13 @@ class Walk:
             self._offer_again(tokens[: max(0, left)])
 
     def _take_back(self, n: int) -> None:
+        plain = self._journal.undo_plain(n, self.at.matcher) if n else self.at
+        if plain is not None:
+            if plain.matcher.steps > plain.steps:
+                plain.matcher.rollback(plain.matcher.steps - plain.steps)
+            self.at = plain
+            self._untell()
+            return
         for _ in range(n):
             before, moves = self._journal.undo()
             if moves:

@@ -1,4 +1,4 @@
-"""scripts/bench: all benchmarks, or those named: steps gate trie first_token drafts."""
+"""scripts/bench: all benchmarks, or those named: steps gate trie first_token windows drafts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.serving.models import SHARED, demo_model, dummy_model
 
 def main() -> None:
     """Run what the command line names, everything where it names nothing."""
-    wanted = set(sys.argv[1:]) or {"steps", "gate", "trie", "first_token", "drafts"}
+    wanted = set(sys.argv[1:]) or {"steps", "gate", "trie", "first_token", "windows", "drafts"}
     model = demo_model()
     qwen = SHARED / "data" / "qwen3"
     if "steps" in wanted:
@@ -20,6 +20,12 @@ def main() -> None:
         steps.run("the demo model's 49,152 ids", model)
         if qwen.is_dir():
             steps.run("Qwen3's 151,936 ids", dummy_model(Path(tempfile.mkdtemp()) / "qwen3"))
+    if "windows" in wanted:
+        from scripts.lib.bench import windows
+
+        windows.run("the demo model's 49,152 ids", model)
+        if qwen.is_dir():
+            windows.run("Qwen3's 151,936 ids", dummy_model(Path(tempfile.mkdtemp()) / "qwen3"))
     if wanted & {"gate", "trie"}:
         from transformers import AutoTokenizer
 
