@@ -32,6 +32,7 @@ def test_the_defaults_are_those_of_the_documentation():
         "threads": 8,
         "force_after": 128,
         "budget": True,
+        "drafts": True,
         "max_tool_calls": 16,
         "mask_opener_on_none": True,
         "tool_argument_spelling": "trained",

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import regex
 
+from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
 from vllm_lazy_grammar.errors import GrammarError
 
 if TYPE_CHECKING:
     from vllm_lazy_grammar.core.matcher import GrammarKey, Row
 
-_CERTAIN_LIMIT = 256
 _JSON_OBJECT = r'\{(?:"[a-z]*":[0-9]+(?:,"[a-z]*":[0-9]+)*)?\}'
 
 SMALL_TEXTS = (
@@ -158,15 +158,22 @@ class FakeMatcher:
         """Whether the expression matches exactly what was written."""
         return self._pattern.fullmatch(self.written) is not None
 
-    def certain(self) -> bytes:
-        """The bytes that must come next, at most 256 of them."""
+    def certain(self, limit: int = CERTAIN_LIMIT) -> bytes:
+        """The bytes that must come next, at most `limit` of them."""
         text = self.written
-        while len(text) - len(self.written) < _CERTAIN_LIMIT and self._pattern.fullmatch(text) is None:
-            nexts = [text + bytes((byte,)) for byte in range(256) if self._could(text + bytes((byte,)))]
+        while len(text) - len(self.written) < limit and self._pattern.fullmatch(text) is None:
+            nexts = self._nexts(text)
             if len(nexts) != 1:
                 break
-            text = nexts[0]
+            text += nexts
         return text[len(self.written) :]
+
+    def next_bytes(self, row: Row) -> bytes:  # noqa: ARG002 -- the protocol
+        """Each byte that may come next, ascending; the row is not needed."""
+        return self._nexts(self.written)
+
+    def _nexts(self, text: bytes) -> bytes:
+        return bytes(byte for byte in range(256) if self._could(text + bytes((byte,))))
 
 
 class FakeGrammar:

@@ -19,7 +19,7 @@ LAZILY = {"grammar_triggers": ["word:<x>"], "grammar_start": "after"}
 
 
 class Engine:
-    """A manager over the demo model's tokenizer, and requests for it."""
+    """A manager over the demo model's tokenizer, or another's, and requests for it."""
 
     def __init__(self, backend="lazy", model=None, structured=None, **config):
         import_vllm()

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 
+from vllm_lazy_grammar.adapter.drafting import draft_room
 from vllm_lazy_grammar.adapter.faults import Ended
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
+from vllm_lazy_grammar.adapter.joiner import TokenizerJoiner
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import GrammarRequest, grammar_key
 from vllm_lazy_grammar.core import byte_trie, endings, rows
@@ -26,9 +28,12 @@ from vllm_lazy_grammar.core.awaiting import AwaitingRows
 from vllm_lazy_grammar.core.blanks import BlankBound
 from vllm_lazy_grammar.core.compiles import Compile, GrammarStore
 from vllm_lazy_grammar.core.control import ControlTokens, looks_like_marker
+from vllm_lazy_grammar.core.drafts import Drafts
 from vllm_lazy_grammar.core.gate import Gate
+from vllm_lazy_grammar.core.habits import Habits
 from vllm_lazy_grammar.core.inside import Blanks, Inside
 from vllm_lazy_grammar.core.leading import FIRST, EndingsStore
+from vllm_lazy_grammar.core.likely import likely
 from vllm_lazy_grammar.core.prewarm import ROWS, Worker
 from vllm_lazy_grammar.core.session import Session
 from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
@@ -37,6 +42,8 @@ from vllm_lazy_grammar.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, StructuredOutputOptions
+
+    from vllm_lazy_grammar.core.matcher import GrammarKey
 
 _MB = 1 << 20
 _BLANK_MODES: dict[str, Any] = {"json": "json", "json_object": "json", "structural_tag": "mixed"}
@@ -96,6 +103,9 @@ class LazyBackend(StructuredOutputBackend):
         self.trie = byte_trie.ByteTrie(self.vocabulary)
         self.endings = EndingsStore(self.vocabulary, self.trie, self.worker) if settings.budget else None
         self.rows_of = RowsOf()
+        self.draft_room = draft_room(vllm_config, wanted=settings.drafts)
+        self._joiner = TokenizerJoiner(tokenizer, self.vocabulary)
+        self._habits = Habits(self.vocabulary)
         self._markers = self.vocabulary.named(t for t in self.vocabulary.added if looks_like_marker(t))
         self._triggers = lru_cache(256)(self._compile_triggers)
         byte_trie.warm()
@@ -177,12 +187,16 @@ class LazyBackend(StructuredOutputBackend):
         mode = _BLANK_MODES.get(key.kind)
         blanks = None if mode is None or key.compact else Blanks(self.bound, mode)
         inside = Inside(self.vocabulary, compile_, self._control(request), blanks, request.stop_ids, self.rows)
+        drafts = self._drafts(key) if self.draft_room else None
         if spec is None:
-            return Session(inside, compile_, endings=self.endings)
+            return Session(inside, compile_, endings=self.endings, drafts=drafts)
         triggers = self._triggers(spec, request.stop_ids)
         gate = Gate(triggers, self.vocabulary, context=request.context, timeout_ms=self.settings.trigger_timeout_ms)
         awaiting = AwaitingRows(self.vocabulary, self.trie, self.rows, triggers, inside, compile_)
-        return Session(inside, compile_, spec, gate, awaiting, self.endings)
+        return Session(inside, compile_, spec, gate, awaiting, endings=self.endings, drafts=drafts)
+
+    def _drafts(self, key: GrammarKey) -> Drafts:
+        return Drafts(self.vocabulary, self._joiner, likely(key), self._habits, key.kind)
 
     def _control(self, request: GrammarRequest) -> ControlTokens:
         words = [] if request.spec is None else [t.source for t in request.spec.triggers]

@@ -4,6 +4,7 @@ Invariants:
 - Nothing a session raises reaches the engine: the first fault is logged once, with the request's id, and ends that request alone, at the
   next token it is offered. Until then its rows mask nothing.
 - Why a request is ended is told to its client, by `told`.
+- A fault that a draft led to is forgotten when the draft is taken back: nobody has sampled it.
 - A draft that is refused is no fault; a sampled token that is refused is ours, and the log line says what is needed to reproduce it.
 - Each row that vLLM asks for within a step is one token later than the one before: that is what of the budget is left there.
 - When the request is over, or vLLM drops the grammar (aborted), one debug line tells what the gate did and the compile loses a holder.
@@ -63,6 +64,8 @@ class LazyGrammar(StructuredOutputGrammar):
         self.session = session
         self._rows_of = rows_of
         self.fault: BaseException | None = None
+        self._failed_at = 0
+        self._drafted: tuple[list[int], list[int]] | None = None
         self._budget, self._min_tokens = request.budget, request.min_tokens
         self._is_told = False
         self._reasoning: Reasoning | None = None
@@ -87,7 +90,8 @@ class LazyGrammar(StructuredOutputGrammar):
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:  # noqa: ARG002 -- vLLM's signature
         """Advance by tokens that were sampled, or are being tried while masks are filled; false ends the request."""
-        if self._failed:
+        if self.fault is not None:
+            self._end(self.fault)
             return False
         try:
             for token in tokens:
@@ -96,6 +100,7 @@ class LazyGrammar(StructuredOutputGrammar):
                     return False
         except FAULTS as error:
             self._fail(error)
+            self._end(error)
             return False
         return True
 
@@ -111,18 +116,18 @@ class LazyGrammar(StructuredOutputGrammar):
             session.phase.value,
         )
 
-    @property
-    def _failed(self) -> bool:
-        return self.fault is not None
-
     def _fail(self, error: BaseException) -> None:
-        self.fault = error
-        self.session.trace.error = f"{type(error).__name__}: {error}"
-        logger.error("Request %s is ended by its grammar: %s: %s", self.request_id, type(error).__name__, error)
+        self.fault, self._failed_at = error, self.session.num_offered
+
+    def _end(self, error: BaseException) -> None:
+        trace = self.session.trace
+        if trace.error is None:
+            trace.error = f"{type(error).__name__}: {error}"
+            logger.error("Request %s is ended by its grammar: %s: %s", self.request_id, type(error).__name__, error)
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         """The longest acceptable prefix of `tokens`; moves nothing."""
-        if self._failed:
+        if self.fault is not None:
             return []
         try:
             return self.session.validate(tokens)
@@ -130,10 +135,35 @@ class LazyGrammar(StructuredOutputGrammar):
             self._fail(error)
             return []
 
+    def draft(self, room: int, ahead: list[int]) -> list[int]:
+        """What the grammar knows of the text behind the drafts `ahead`, at most `room` tokens; moves nothing."""
+        session = self.session
+        if self.fault is not None:
+            return []
+        try:
+            found = session.draft(room, ahead)
+        except FAULTS as error:
+            session.drafts = None
+            logger.error("Request %s goes on without drafts: %s: %s", self.request_id, type(error).__name__, error)
+            return []
+        self._drafted = (ahead, found) if found else None
+        return found
+
+    def judge_drafts(self, sampled: list[int]) -> None:
+        """Tell what became of the last drafts: `sampled` is what the model wrote in their place."""
+        if self._drafted is None or self.session.drafts is None:
+            return
+        (ahead, ours), self._drafted = self._drafted, None
+        reached = sampled[: len(ahead)] == ahead
+        self.session.drafts.judge(ours, sampled[len(ahead) :] if reached else None)
+        trace = self.session.trace
+        trace.drafts_offered, trace.drafts_accepted = self.session.drafts.offered, self.session.drafts.accepted
+
     def rollback(self, num_tokens: int) -> None:
         """Take back the last `num_tokens` accepted tokens."""
-        if not self._failed:
-            self.session.rollback(num_tokens)
+        self.session.rollback(num_tokens)
+        if self.fault is not None and self.session.num_offered < self._failed_at:
+            self.fault = None
 
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
         """Write the mask of the next position into row `batch_index`."""
@@ -149,7 +179,7 @@ class LazyGrammar(StructuredOutputGrammar):
             spent: tokens that the answer has so far.
             keep: another call at that position may come.
         """
-        if not self._failed:
+        if self.fault is None:
             try:
                 self.session.fill(row, self._budget - spent, keep=keep)
                 if 0 <= spent < self._min_tokens:
@@ -175,7 +205,7 @@ class LazyGrammar(StructuredOutputGrammar):
         """A row that vLLM left free, inside reasoning: stop ids are masked while a call is owed; near the end, the reasoning has to end."""
         spent = self.spent
         self.spent = spent + 1
-        if self._failed or self.session.is_terminated():
+        if self.fault is not None or self.session.is_terminated():
             return
         row = self._rows_of(bitmask)[batch_index]
         try:
@@ -207,7 +237,7 @@ class LazyGrammar(StructuredOutputGrammar):
 
     def reset(self) -> None:
         """Back to the start."""
-        if not self._failed:
+        if self.fault is None:
             self.session.reset()
 
 
@@ -245,13 +275,20 @@ class RowsOf:
 
 def _finished(request_id: str, trace: Trace, hold: Hold) -> None:
     logger.debug(
-        "Request %s finished: %s; compile %s, %s",
+        "Request %s finished: %s%s; compile %s, %s",
         request_id,
         trace.describe(),
+        _what_was_drafted(trace),
         "not done" if hold.seconds is None else f"{hold.seconds * 1e3:.1f} ms",
         _who_waited(trace),
     )
     hold.release()
+
+
+def _what_was_drafted(trace: Trace) -> str:
+    if not trace.drafts_offered:
+        return ""
+    return f"; drafts of the grammar: {trace.drafts_offered} offered, {trace.drafts_accepted} accepted"
 
 
 def _who_waited(trace: Trace) -> str:

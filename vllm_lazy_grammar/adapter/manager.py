@@ -46,6 +46,9 @@ class ServesLazy(_Base):
     _is_plain = False
     """Besides, there are no drafts: a step has one row per request, and it is its session's."""
 
+    _draft_room = 0
+    """Drafts of a request in one step, where the grammar's own are among them."""
+
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__(vllm_config)
         model = vllm_config.model_config
@@ -87,6 +90,7 @@ class ServesLazy(_Base):
                 self.vllm_config.model_config.get_vocab_size(),
                 inline=not self._use_async_grammar_compilation,
             )
+            self._draft_room = backend.draft_room
             self._is_unreasoned = self.reasoner_cls is None
             self._is_plain = self._is_unreasoned and self.vllm_config.num_speculative_tokens == 0
         return backend
@@ -129,6 +133,8 @@ class ServesLazy(_Base):
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
         """Advance the request's grammar; false ends the request."""
         structured: Any = request.structured_output_request
+        if self._draft_room and structured is not None and isinstance(structured.grammar, LazyGrammar):
+            structured.grammar.judge_drafts(new_token_ids)
         if not self._is_unreasoned or structured is None or not new_token_ids:
             over = bool(new_token_ids) and _has_ended(
                 structured
@@ -142,6 +148,16 @@ class ServesLazy(_Base):
                 request.stop_reason = structured.grammar.told(request)
             _finish(structured)
         return accepted
+
+    def validate_tokens(self, request: Request, spec_tokens: list[int]) -> list[int]:
+        """The proposer's drafts as far as the grammar takes them, and what the grammar itself knows of the text to come."""
+        kept: list[int] = super().validate_tokens(request, spec_tokens)
+        structured: Any = request.structured_output_request
+        room = min(self._draft_room, request.max_tokens - request.num_output_tokens - 1) - len(kept)
+        begun = structured is not None and (self._is_unreasoned or structured.reasoning_ended)
+        if room <= 0 or not begun or not isinstance(structured.grammar, LazyGrammar):
+            return kept
+        return [*kept, *structured.grammar.draft(room, kept)]
 
     def _get_constraint_bounds(
         self, request: Request, spec_tokens: Sequence[int], *committed: Any, **named: Any

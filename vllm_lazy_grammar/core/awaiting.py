@@ -112,6 +112,11 @@ class AwaitingRows:
             return None
         return Pressed(max(remaining - behind, 0))
 
+    def is_forced(self, gate: Gate) -> bool:
+        """Whether as much was written as may come before a call that is owed."""
+        after = self._spec.force_after
+        return after is not None and gate.observed >= after
+
     def fill(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed | None = None) -> bool:
         """Write the mask of the next token; the gate awaits.
 
@@ -125,8 +130,7 @@ class AwaitingRows:
         Returns:
             Whether anything is masked; on false the row is as it was.
         """
-        after = self._spec.force_after
-        forced = must_call and self._ways is not None and (pressed or (after is not None and gate.observed >= after))
+        forced = must_call and self._ways is not None and (pressed is not None or self.is_forced(gate))
         there = (forced or self._spec.on_reject == "forbid") and self._has_grammar()
         refused = self._refusals.find(gate) if there else self._nothing
         if pressed is LATE:

@@ -89,6 +89,17 @@ class Journal:
         """Take back the last entry: the position before it, and the gate's moves to take back, last first."""
         return self._positions.pop(), GateMoves(self._moves.pop())
 
+    def undo_plain(self, n: int, matcher: Matcher) -> Position | None:
+        """Take back the last `n` entries at once, `n` at least 1: the position before them.
+
+        None, and nothing changed, where they moved the gate or another matcher than this.
+        """
+        before = self._positions[-n]
+        if before.matcher is not matcher or any(self._moves[-n:]):
+            return None
+        del self._positions[-n:], self._moves[-n:]
+        return before
+
     def fork(self, forked: dict[int, Matcher]) -> Journal:
         """A copy whose matchers are those of `forked` (by the id of the original)."""
         twin = Journal()

@@ -1,7 +1,7 @@
 """Leading out: near the end of a request's budget its rows lose the tokens behind which the grammar could no longer be completed.
 
 The text since the grammar began hangs on the position as a chain, newest part first; what was read of it is kept, so a look costs what came since.
-How near the end is, is looked at rarely while it is far: each time another eighth of the distance is gone.
+How near the end is, is looked at rarely while it is far: each time another eighth of the distance is gone, and again where tokens were taken back.
 
 Invariants:
 - A row is a function of position and budget; nothing is looked at above `FIRST` tokens, and nothing is changed above `far(shortest)` of them.
@@ -162,7 +162,7 @@ class LeadingOut:
         self._stops = IdSet(inside.stop_ids, inside.vocabulary.size)
         self._single = {token: IdSet([token], inside.vocabulary.size) for token in inside.control.spelled}
         self._matcher: Matcher | None = None
-        self._look_at = FIRST
+        self._look_at = self._looked_at = FIRST
         self._marks: dict[int, tuple[Text | None, int]] = {}
         self._asked: Prepared | None = None
 
@@ -220,6 +220,8 @@ class LeadingOut:
         if at.matcher is not self._matcher:
             self._matcher, self._look_at = at.matcher, FIRST
             self._marks.clear()
+        if remaining >= self._looked_at:
+            self._look_at = FIRST
         if remaining > self._look_at:
             return masks
         try:
@@ -229,6 +231,7 @@ class LeadingOut:
             return masks
 
     def _led(self, at: Position, row: Row, remaining: int, *, masks: bool) -> bool:
+        self._looked_at = remaining
         endings = self._endings(remaining)
         if endings is None:
             return masks

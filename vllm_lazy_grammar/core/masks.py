@@ -67,6 +67,10 @@ class Masks:
         self._stops.allow(row)
         return True
 
+    def is_forced(self, gate: Gate) -> bool:
+        """Whether a call that is owed must begin now."""
+        return self._awaiting is not None and self._awaiting.is_forced(gate)
+
     def free(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed | None = None) -> bool:
         """While awaiting: everything, but refused tails, and but the stop ids where a call is owed; or only the way into a trigger."""
         assert self._awaiting is not None  # noqa: S101 -- only a lazy session is ever awaiting

@@ -20,6 +20,9 @@ from vllm_lazy_grammar.errors import InternalError
 Row = NDArray[np.int32]
 """One mask row: ``ceil(vocab_size / 32)`` int32 words; bit ``t % 32`` of word ``t // 32`` is set where token ``t`` is allowed."""
 
+CERTAIN_LIMIT = 256
+"""Bytes of certain text that are looked for unless fewer are wanted."""
+
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 
 
@@ -68,8 +71,11 @@ class Matcher(Protocol):
     def is_completed(self) -> bool:
         """Whether what was accepted so far is a complete sentence of the grammar; more may be legal."""
 
-    def certain(self) -> bytes:
-        """The bytes that must come next whatever is sampled; empty where there is a choice, or where it may end."""
+    def certain(self, limit: int = CERTAIN_LIMIT) -> bytes:
+        """The bytes that must come next whatever is sampled, at most `limit` of them; empty where there is a choice, or where it may end."""
+
+    def next_bytes(self, row: Row) -> bytes:
+        """Each byte that may come next, ascending; empty too where a token named by id may. `row` is overwritten."""
 
 
 class CompiledGrammar(Protocol):
@@ -102,7 +108,7 @@ class NoMatcher:
     def _refuse(self, *_: object) -> NoReturn:
         raise InternalError("a grammar that awaits its trigger was asked to move")
 
-    accept = accept_bytes = fill = rollback = is_completed = certain = _refuse
+    accept = accept_bytes = fill = rollback = is_completed = certain = next_bytes = _refuse
 
     def fork(self) -> Self:
         """Itself: it has no state."""

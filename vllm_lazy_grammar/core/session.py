@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.awaiting import AwaitingRows, Pressed
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.completion import Outcome
+    from vllm_lazy_grammar.core.drafts import Drafts
     from vllm_lazy_grammar.core.gate import Gate
     from vllm_lazy_grammar.core.inside import Inside
     from vllm_lazy_grammar.core.leading import EndingsStore
@@ -56,6 +58,7 @@ class Session:
         gate: watches for triggers; None for an eager request.
         awaiting: makes the rows while awaiting; None for an eager request.
         endings: how grammars end, for requests with a budget; None where budgets are not kept.
+        drafts: what the grammar knows of the text to come; None where it is not asked.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 -- the parts of a request meet here once
@@ -66,6 +69,7 @@ class Session:
         gate: Gate | None = None,
         awaiting: AwaitingRows | None = None,
         endings: EndingsStore | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         self._inside, self._compile = inside, compile_
         self._size, self._row_words = inside.vocabulary.size, inside.vocabulary.row_words
@@ -74,6 +78,7 @@ class Session:
         self._is_eager = gate is None
         self._masks = Masks(inside, awaiting)
         self._slot = RowSlot()
+        self.drafts = drafts
         self._leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
 
     @property
@@ -121,26 +126,71 @@ class Session:
         Where a trigger fired and the compile has come meanwhile, the kept tokens are settled first, as the next `accept` or `fill` would settle
         them; the phase and the gate may change by that. Whatever is offered here is taken back, so the number of offered tokens stays.
 
-        Nothing behind a token that ends the turn, or that fires while the grammar still compiles; a stop id that is masked is refused.
+        Nothing behind a token that ends the turn. Nothing, too, that fires while the grammar still compiles, since the row behind it would
+        wait for the compile; a stop id that is masked is refused.
         """
         if self._compile.ready:
             self._walk.settle()
         kept: list[int] = []
         for token in tokens:
-            if self._walk.at.phase in (Phase.PENDING, Phase.TERMINATED) or not self._offered(token):
+            if self._walk.at.phase is Phase.TERMINATED or not self._offered(token):
                 break
             kept.append(token)
         self.rollback(len(kept))
         return kept
 
+    def draft(self, limit: int, ahead: Sequence[int] = ()) -> list[int]:
+        """Tokens that are likely to come next, as the grammar knows; moves nothing and joins no compile.
+
+        Args:
+            limit: how many, at most.
+            ahead: drafts that come before them; nothing is added behind one that the grammar refuses.
+        """
+        drafts, walk, start = self.drafts, self._walk, len(self._walk)
+        if drafts is None or limit <= 0 or not drafts.worth:
+            return []
+        if self._compile.ready:
+            walk.settle()
+        if walk.at.phase is _INSIDE:
+            drafts.follow(walk.at)
+        found: list[int] = []
+        try:
+            if all(map(self._offered, ahead)):
+                while len(found) < limit and (more := self._next_drafts(drafts, limit - len(found))):
+                    found += more
+        finally:
+            self.rollback(len(walk) - start)
+        return found
+
+    def _next_drafts(self, drafts: Drafts, limit: int) -> list[int]:
+        """The next few drafts, which are accepted here; the caller takes them back."""
+        at = self._walk.at
+        if at.phase is _INSIDE and not at.matcher.is_completed():
+            tokens = drafts.tokens(at, limit)
+        else:
+            token = self._only_token()
+            tokens = [] if token is None else [token]
+        return list(takewhile(self._offered, tokens))
+
+    def _only_token(self) -> int | None:
+        """Outside certain text: the one way on, to the end of the turn or into a trigger that is forced."""
+        walk = self._walk
+        if walk.at.phase is _AWAITING and not (walk.must_call and self._masks.is_forced(walk.gate)):
+            return None
+        return only_allowed(self._row(), self._size) if walk.at.phase in (_AWAITING, _INSIDE) else None
+
     def _offered(self, token: int) -> bool:
-        """Accept a draft. One that would end the request with an error is refused instead: nobody has sampled it."""
+        """Accept a draft, unless it would end the request with an error, or its trigger would wait for the compile: nobody has sampled it."""
         if token in self._stops and not self._walk.ends(token):
             return False
         try:
-            return self.accept(token)
+            taken = self.accept(token)
         except LazyGrammarError:
             return False
+        if taken and self._walk.at.phase is _PENDING:
+            self._walk.undo(1)
+            return False
+        return taken
 
     # -- rows --------------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ class Trace:
         endings_seconds: time the engine's steps waited for how the grammar ends.
         needed: tokens that the shortest text needs, where it does not fit into the budget; None where it does, or was not looked at.
         budget_lost: a budget was asked for and can not be kept: the grammar's endings are not known.
+        drafts_offered: tokens that the grammar drafted.
+        drafts_accepted: how many of them the model wrote.
         error: why the request was ended by us, if it was.
     """
 
@@ -45,6 +47,8 @@ class Trace:
     endings_seconds: float = 0.0
     needed: int | None = None
     budget_lost: bool = False
+    drafts_offered: int = 0
+    drafts_accepted: int = 0
     error: str | None = None
 
     def describe(self) -> str:

@@ -50,7 +50,7 @@ class Walk:
         trace: what the gate did.
     """
 
-    __slots__ = ("_compile", "_gate", "_inside", "_journal", "_spec", "_stops", "at", "trace")
+    __slots__ = ("_compile", "_gate", "_inside", "_journal", "_refitted", "_spec", "_stops", "at", "trace")
 
     def __init__(self, inside: Inside, compile_: Compile, spec: TriggerSpec | None, gate: Gate | None) -> None:
         self._inside, self._compile, self._spec, self._gate = inside, compile_, spec, gate
@@ -59,6 +59,7 @@ class Walk:
         self.at = Position(phase, NO_MATCHER, steps=0, blanks=START)
         self.trace = Trace(eager=gate is None)
         self._journal = Journal()
+        self._refitted: tuple[int, tuple[int, ...]] | None = None
 
     def __len__(self) -> int:
         return len(self._journal)
@@ -92,6 +93,7 @@ class Walk:
             moves = self._advance(token)
         except LazyGrammarError:
             self.at = before
+            self._untell()
             raise
         if moves is None:
             return False
@@ -204,9 +206,12 @@ class Walk:
 
     def _tell(self, kind: Literal["fired", "refused", "rearmed"], fired: Fired | None) -> None:
         events = self.trace.events
-        del events[self.at.events :]
         events.append(Event(kind, len(self._journal), None if fired is None else fired.trigger))
         self.at = self.at._replace(events=len(events))
+
+    def _untell(self) -> None:
+        """The trace tells nothing that was taken back."""
+        del self.trace.events[self.at.events :]
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
@@ -222,9 +227,11 @@ class Walk:
         if not tokens:
             self.at = self._inside.start(self.at)
             return
-        start = len(self._journal) - len(tokens)
-        self.undo(len(tokens))
-        skips = [0] * len(tokens)
+        self._take_back(len(tokens))
+        self._offer_again(tokens)
+
+    def _offer_again(self, tokens: tuple[int, ...]) -> None:
+        start, skips = len(self._journal), [0] * len(tokens)
         while (i := len(self._journal) - start) < len(tokens):
             before = self.at
             moves = self._advance(tokens[i], skips[i])
@@ -232,6 +239,8 @@ class Walk:
                 self._skip_last_firing(start, skips)
             else:
                 self._journal.record(before, moves)
+        if any(skips):
+            self._refitted = start, tokens
 
     def _skip_last_firing(self, start: int, skips: list[int]) -> None:
         """A kept token does not fit behind its replay: go back to the token that fired, and have that firing refused next time.
@@ -243,7 +252,7 @@ class Walk:
         """
         inside = True
         while inside:
-            self.undo(1)
+            self._take_back(1)
             inside = self.at.phase is Phase.INSIDE
         i = len(self._journal) - start
         skips[i:] = [skips[i] + 1] + [0] * (len(skips) - i - 1)
@@ -252,6 +261,26 @@ class Walk:
 
     def undo(self, n: int) -> None:
         """Take back the last `n` offered tokens; at most as many as there are."""
+        self._take_back(n)
+        if self._refitted is not None:
+            self._refit(*self._refitted)
+
+    def _refit(self, start: int, tokens: tuple[int, ...]) -> None:
+        """Kept tokens had a firing refused for them: where some of those are gone, the others are answered without them."""
+        left = len(self._journal) - start
+        if left < len(tokens):
+            self._refitted = None
+            self._take_back(max(0, left))
+            self._offer_again(tokens[: max(0, left)])
+
+    def _take_back(self, n: int) -> None:
+        plain = self._journal.undo_plain(n, self.at.matcher) if n else self.at
+        if plain is not None:
+            if plain.matcher.steps > plain.steps:
+                plain.matcher.rollback(plain.matcher.steps - plain.steps)
+            self.at = plain
+            self._untell()
+            return
         for _ in range(n):
             before, moves = self._journal.undo()
             if moves:
@@ -259,6 +288,7 @@ class Walk:
             if before.matcher.steps > before.steps:
                 before.matcher.rollback(before.matcher.steps - before.steps)
             self.at = before
+        self._untell()
 
     def _undo_gate(self, moves: GateMoves) -> None:
         if moves & GateMoves.REARMED_AFTER:
@@ -314,5 +344,6 @@ class Walk:
         forked = {id(m): m.fork() for m in (self.at.matcher, *self._journal.matchers())}
         twin.at = self.at._replace(matcher=forked[id(self.at.matcher)])
         twin._journal = self._journal.fork(forked)  # noqa: SLF001 -- our own twin
+        twin._refitted = self._refitted  # noqa: SLF001 -- our own twin
         twin.trace.events[:] = self.trace.events
         return twin

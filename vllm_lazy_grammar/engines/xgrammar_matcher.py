@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ SLOW_NS = 50_000_000
 ALLOWED_NS = 500_000_000
 """What may be charged altogether before a grammar is given up: every other request waits meanwhile."""
 
-_CERTAIN_LIMIT = 256
+
+_NO_TEXT = bytes((0xC0, 0xC1, *range(0xF5, 0x100)))
+"""Bytes that no character has in UTF-8: no grammar takes them."""
 
 
 def _has(row: Row, token: int) -> bool:
@@ -44,7 +47,7 @@ class SingleBytes:
         values: the bytes that have such an id, ascending, as uint8.
         words: the word of each one's bit.
         shifts: the bit in that word.
-        others: the bytes that have none.
+        others: the bytes that have none, but those that no character has.
     """
 
     def __init__(self, ids: dict[int, int]) -> None:
@@ -53,7 +56,7 @@ class SingleBytes:
         self.values = np.array(known, dtype=np.uint8)
         self.words = tokens // WORD_BITS
         self.shifts = tokens % WORD_BITS
-        self.others = bytes(byte for byte in range(256) if byte not in ids)
+        self.others = bytes(byte for byte in range(256) if byte not in ids and byte not in _NO_TEXT)
 
 
 class XgrammarMatcher:
@@ -151,22 +154,22 @@ class XgrammarMatcher:
             self._complete = bool(self._matcher.is_completed())
         return self._complete
 
-    def certain(self) -> bytes:
-        """The bytes that must come next; at most 256 of them where the grammar may be recursive.
+    def certain(self, limit: int = CERTAIN_LIMIT) -> bytes:
+        """The bytes that must come next, at most `limit` of them.
 
         xgrammar's own search knows no bound and never returns from a grammar that is certain of its text for ever.
         """
         if not self._grammar.finite:
-            return self._certain_by_steps()
+            return self._certain_by_steps(limit)
         try:
             text: str = self._matcher.find_jump_forward_string()
         except UnicodeDecodeError as half:  # it ends inside a character, which is no text to xgrammar
-            return half.object
-        return text.encode()
+            return half.object[:limit]
+        return text.encode()[:limit]
 
-    def _certain_by_steps(self) -> bytes:
+    def _certain_by_steps(self, limit: int) -> bytes:
         walker, row, text = self.fork(), self._grammar.new_row(), bytearray()
-        while len(text) < _CERTAIN_LIMIT and not walker.is_completed():
+        while len(text) < limit and not walker.is_completed():
             nexts = walker.next_bytes(row)
             if len(nexts) != 1 or not walker.accept_bytes(nexts):
                 break

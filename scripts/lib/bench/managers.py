@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def manager(model: Path, backend: str) -> Any:
-    """The manager that an engine with this backend would have."""
+def manager(model: Path, backend: str, **config: Any) -> Any:
+    """The manager that an engine with this backend, and more of EngineArgs' arguments, would have."""
     import vllm_lazy_grammar
 
     vllm_lazy_grammar.register()
@@ -27,7 +27,11 @@ def manager(model: Path, backend: str) -> Any:
     from vllm.v1.engine import core
 
     args = EngineArgs(
-        model=str(model), structured_outputs_config={"backend": backend}, load_format="dummy", max_num_seqs=256
+        model=str(model),
+        structured_outputs_config={"backend": backend},
+        load_format="dummy",
+        max_num_seqs=256,
+        **config,
     )
     return core.StructuredOutputManager(args.create_engine_config())
 
