@@ -112,6 +112,7 @@ def test_no_row_is_laid_over_free_text():
     assert not BOUND.is_free(START, row, m)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.lists(st.integers(0, len(PIECES) - 1), max_size=12))
 def test_stepping_by_tokens_equals_scanning_their_bytes(tokens):

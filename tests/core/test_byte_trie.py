@@ -208,6 +208,7 @@ def test_warming_compiles_everything_so_that_no_later_call_does():
     assert [len(function.signatures) for function in compiled] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locators", ["UserProvidedCacheLocator", "UserWideCacheLocator"])
 def test_a_package_folder_that_can_not_be_written_does_not_matter(tmp_path, locators):
     """With the first locator alone and no folder given, numba has nowhere to cache at all; the second is what it takes for a read-only package."""

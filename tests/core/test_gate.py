@@ -483,6 +483,7 @@ def test_other_requests_go_on_while_a_pattern_runs_away():
     assert finished[0] < ended
 
 
+@pytest.mark.slow
 def test_the_last_thousand_of_a_hundred_thousand_tokens_cost_what_the_first_did():
     words = [f"word:<function=tool_{i}>" for i in range(139)]
     patterns = [rf"pattern:\s(<call{i}>)" for i in range(10)] + [rf"pattern:<t{i}>\s*\{{" for i in range(10)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def step(number, gate, model, history):
     return None
 
 
+@pytest.mark.slow
 @given(
     st.lists(_triggers, min_size=1, max_size=4, unique=True),
     _steps,

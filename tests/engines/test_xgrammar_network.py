@@ -96,6 +96,7 @@ def test_the_network_takes_the_bytes_that_the_matcher_takes(engine, name):
     takes_the_same(engine.compile(KEYS[name]), walks=4, steps=40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(catalogue().families))
 def test_the_network_of_each_family_takes_what_the_matcher_takes(family):
     tool = PLAIN_TOOL if family == "minimax_m3" else TOOL

@@ -72,6 +72,7 @@ def test_several_hundred_outputs_of_nine_families_hold_calls():
     assert len({fixture["family"] for fixture in with_calls()}) == 9
 
 
+@pytest.mark.slow
 def test_the_gate_fires_at_or_before_the_opening_of_every_recorded_call():
     for fixture in with_calls():
         if unservable(fixture):
