@@ -141,3 +141,49 @@ def test_w1_blanks_in_a_structural_tag_are_bounded_too(server):
 def test_pretty_printing_passes(server):
     person = json.dumps({"name": "Bob", "age": 3}, indent=4)
     assert chat(server, ASK_PERSON, lazy({"json": PERSON}), wishes=[*tokens(person), 2]) == Said(person, "stop")
+
+
+THREE = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("first", "second", "third")},
+    "required": ["first", "second", "third"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("budget", [30, 40, 80])
+def test_e1_an_answer_is_led_to_its_end_within_max_tokens(server, budget):
+    said = chat(
+        server, "Tell me a story.", lazy({"json": THREE}), wishes='{"first": "' + "word " * 100, max_tokens=budget
+    )
+    assert json.loads(said.text).keys() == {"first", "second", "third"}, said
+    assert said.finish == "stop"
+    assert (
+        streamed(
+            server, "Tell me a story.", lazy({"json": THREE}), wishes='{"first": "' + "word " * 100, max_tokens=budget
+        )
+        == said
+    )
+
+
+def test_an_answer_for_which_the_budget_is_too_small_is_cut_and_the_log_says_so(server):
+    before = server.log().count("the shortest text that its grammar allows needs")
+    assert chat(server, "Tell me.", lazy({"json": THREE}), max_tokens=6).finish == "length"
+    assert server.log().count("the shortest text that its grammar allows needs") == before + 1
+
+
+def test_e2_min_tokens_gives_way_where_the_grammar_leaves_nothing_but_the_end(server):
+    body = {**lazy({"regex": "a{1,4}"}), "min_tokens": 20}
+    assert chat(server, "Go.", body, wishes=[*tokens("a"), 2], max_tokens=30) == Said("aaaa", "stop")
+
+
+def test_below_min_tokens_a_lazy_requests_prose_goes_on(server):
+    body = {**lazy({"json": ONE_KEY}, "word:<f>"), "min_tokens": 12}
+    answer = server.client.chat.completions.create(
+        model="model",
+        messages=[{"role": "user", "content": "Hi."}],
+        max_tokens=20,
+        temperature=0,
+        extra_body={**body, "vllm_xargs": {**body["vllm_xargs"], "wishes": [2] * 20}},
+    )
+    assert answer.usage.completion_tokens == 13

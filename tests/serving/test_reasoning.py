@@ -29,6 +29,12 @@ def thinks(server, body, wishes, **options):
     return choice.message.reasoning or "", choice.message.content or "", choice.finish_reason
 
 
+def is_call(content):
+    """Whether the content ends with the call that DIGITS allow."""
+    before, opener, digits = content.partition("<tool_call>")
+    return opener and digits.isdigit() and len(digits) == 2
+
+
 @deepseek_r1
 def test_reasoning_is_free_and_the_grammar_holds_behind_it(server):
     wishes = [*tokens("Some thoughts."), END_THINK, *tokens("no JSON")]
@@ -68,7 +74,20 @@ def test_a_word_trigger_on_the_reasonings_end_marker_is_observed(server):
 def test_mandatory_holds_during_reasoning(server):
     body = lazy(DIGITS, "token:<tool_call>", grammar_start="after", grammar_mandatory=1)
     assert thinks(server, ON_CALL, [STOP] * 8, max_tokens=8) == ("", "", "stop")
-    assert thinks(server, body, [STOP] * 8, max_tokens=8)[2] == "length"
+    reasoning, content, finish = thinks(server, body, [*tokens("hm"), *[STOP] * 8], max_tokens=24)
+    assert reasoning.startswith("hm")
+    assert is_call(content), content
+    assert finish == "stop"
+
+
+@deepseek_r1
+@pytest.mark.parametrize("mandatory", [True, False])
+def test_reasoning_ends_while_there_is_time_for_what_is_owed(server, mandatory):
+    body = lazy(DIGITS, "token:<tool_call>", grammar_start="after", grammar_mandatory=1) if mandatory else {**DIGITS}
+    reasoning, content, finish = thinks(server, body if mandatory else lazy(body), tokens("word " * 60), max_tokens=30)
+    assert reasoning.startswith("word word")
+    assert is_call(content) if mandatory else content.isdigit(), content
+    assert finish == "stop"
 
 
 @deepseek_r1

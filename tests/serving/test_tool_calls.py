@@ -171,6 +171,33 @@ def test_c4_prose_is_free_up_to_force_after_and_then_the_call_comes(server):
 
 
 @hermes
+@pytest.mark.parametrize("choice", ["required", named("get_weather")])
+@pytest.mark.parametrize("budget", [36, 50, 90])
+def test_a_call_that_is_owed_fits_into_what_is_left(server, choice, budget):
+    tools = [tool("get_weather")]
+    answer = call(server, choice, tools, wishes=tokens("word " * 100), max_tokens=budget)
+    assert all(is_weather(arguments) for _, arguments in answer.calls)
+    assert answer.calls
+    assert answer.finish in ("tool_calls", "stop")
+    parts = streamed_call(server, choice, tools, wishes=tokens("word " * 100), max_tokens=budget)
+    assert parts.calls == answer.calls
+
+
+@hermes
+def test_an_answer_that_goes_on_behind_the_call_that_was_owed_ends_with_the_budget(server):
+    answer = call(server, "required", wishes=[*tokens(GET), *tokens(" word" * 100)], max_tokens=60)
+    assert answer.calls == [("get", "{}")]
+    assert answer.finish == "tool_calls"
+
+
+@hermes
+def test_no_call_is_begun_that_would_be_cut(server):
+    answer = call(server, "auto", wishes=[*tokens("word " * 25), *tokens(PARIS)], max_tokens=40)
+    assert answer.calls == []
+    assert answer.content.startswith("word word")
+
+
+@hermes
 def test_a_second_call_of_a_named_function_needs_parallel_calls(server):
     twice = wish(GET, "\n", GET)
     assert call(server, named("get"), wishes=twice).calls == [("get", "{}")] * 2
@@ -239,7 +266,13 @@ CITIES = {**WEATHER, "properties": {**WEATHER["properties"], "city": {"enum": ["
 FAMILIES = ("qwen3_coder", "gemma4", "minimax_m3", "granite4")
 
 
-@pytest.mark.parametrize("parser", [pytest.param(name, marks=pytest.mark.server(calling(name))) for name in FAMILIES])
+def _family(parser):
+    """Each needs a server of its own: one is started in CI, the others by `scripts/test --long`."""
+    marks = [pytest.mark.server(calling(parser)), *([] if parser == FAMILIES[0] else [pytest.mark.long])]
+    return pytest.param(parser, marks=marks)
+
+
+@pytest.mark.parametrize("parser", map(_family, FAMILIES))
 @pytest.mark.parametrize("choice", ["required", named("get_weather")])
 def test_c2_hello_under_required_is_a_valid_call_that_the_familys_parser_gives_back(server, parser, choice):
     tools = [tool("get_weather", CITIES), tool("get", NOTHING)]
