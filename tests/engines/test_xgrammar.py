@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
-from vllm_lazy_grammar.engines import limits, xgrammar, xgrammar_matcher
+from vllm_lazy_grammar.engines import limits, sources, xgrammar, xgrammar_matcher
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.errors import GrammarError, SettingsError
 from vllm_lazy_grammar.testing import SMALL_CALL, SMALL_END, SMALL_SIZE, allowed_ids, small_vocabulary
@@ -113,6 +113,14 @@ def test_a_counted_repetition_in_a_pattern_is_served_though_the_engines_cache_ca
 
 def test_a_grammar_that_is_certain_of_its_text_for_ever_gives_a_part_of_it():
     assert matcher("grammar", 'root ::= "a" root').certain() == b"a" * 256
+
+
+@pytest.mark.parametrize("spelled", ["$ref", "\\u0024ref", "$r\\u0065f"])
+@pytest.mark.parametrize("kind", ["json", "structural_tag"])
+def test_a_schema_that_is_certain_of_itself_for_ever_is_never_searched_without_a_bound(kind, spelled):
+    schema = '{"type": "object", "properties": {"a": {"REF": "#"}}, "required": ["a"]}'.replace("REF", spelled)
+    tag = f'{{"type": "structural_tag", "format": {{"type": "json_schema", "json_schema": {schema}}}}}'
+    assert not sources.is_finite(GrammarKey(kind, schema if kind == "json" else tag))
 
 
 def test_the_two_ways_to_what_is_certain_agree():

@@ -12,6 +12,8 @@ from tests.serving.calling import TOOLS, named
 from tests.serving.servers import LAZY, MODEL, Flags, tool_flags
 
 AT_ONCE = 16
+_PARSER = "tool_parser.py"
+"""vLLM's parser writes an error for each call that `max_tokens` cuts."""
 OURS = "vllm_lazy_grammar.adapter.proposer.GrammarProposer"
 BASE = (*LAZY.args, *tool_flags("hermes"), "--additional-config", '{"lazy_grammar": {"force_after": 8}}')
 TOPICS = ("Paris", "Rome", "Oslo", "a walk", "two cats", "the sea", "bread", "rain", "a red car", "snow")
@@ -97,7 +99,7 @@ def compare(servers):
     assert len(differ) <= 2, differ
     assert all(a != b for a, b in zip(written(plain, free), written(drafted, free), strict=True)), differ
     assert accepted(drafted) > 0
-    assert " ERROR " not in drafted.log()
+    assert [line for line in drafted.log().splitlines() if " ERROR " in line and _PARSER not in line] == []
 
 
 @pytest.mark.server(PLAIN, NGRAM_8)

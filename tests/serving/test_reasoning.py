@@ -31,7 +31,7 @@ def thinks(server, body, wishes, **options):
 
 def is_call(content):
     """Whether the content ends with the call that DIGITS allow."""
-    before, opener, digits = content.partition("<tool_call>")
+    _, opener, digits = content.partition("<tool_call>")
     return opener and digits.isdigit() and len(digits) == 2
 
 

@@ -272,7 +272,7 @@ def _family(parser):
     return pytest.param(parser, marks=marks)
 
 
-@pytest.mark.parametrize("parser", map(_family, FAMILIES))
+@pytest.mark.parametrize("parser", [_family(name) for name in FAMILIES])
 @pytest.mark.parametrize("choice", ["required", named("get_weather")])
 def test_c2_hello_under_required_is_a_valid_call_that_the_familys_parser_gives_back(server, parser, choice):
     tools = [tool("get_weather", CITIES), tool("get", NOTHING)]

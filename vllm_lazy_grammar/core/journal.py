@@ -92,7 +92,7 @@ class Journal:
     def undo_plain(self, n: int, matcher: Matcher) -> Position | None:
         """Take back the last `n` entries at once, `n` at least 1: the position before them.
 
-        None, and nothing changed, where they moved the gate or another matcher than this.
+        None, and nothing changed, where they moved the gate, or began with another matcher than this.
         """
         before = self._positions[-n]
         if before.matcher is not matcher or any(self._moves[-n:]):

@@ -26,6 +26,13 @@ _TOKEN = re.compile(
 )
 _EDGE = re.compile(r"(?<!Exclude)Token\(([\d, ]+)\)|^ *\((\d+), \w+\),$", re.MULTILINE)
 
+_FINITE = frozenset({"regex", "choice", "json_object"})
+"""Kinds whose certain text has an end, as JSON schemas have it that do not refer to each other."""
+_REFERS = ("$ref", r"\u00")
+"""In a schema: what may refer to itself, and an escape that may spell it."""
+_RECURSIVE = (*_REFERS, '"grammar"', "ebnf", "lark")
+"""The same in a structural tag."""
+
 
 def is_lark(text: str) -> bool:
     """Whether a grammar is Lark rather than EBNF: no rule of it, comments aside, is defined with ``::=``."""
@@ -85,3 +92,10 @@ def named_tokens(rules: str) -> frozenset[int]:
     """The token ids that rules, as the engine prints them, ask for by id."""
     numbers = (number for match in _EDGE.finditer(rules) for number in (match[1] or match[2]).split(","))
     return frozenset(map(int, numbers))
+
+
+def is_finite(key: GrammarKey) -> bool:
+    """Whether certain text has an end: where rules can not refer to themselves without a choice."""
+    if key.kind == "structural_tag":
+        return not any(word in key.source for word in _RECURSIVE)
+    return key.kind in _FINITE or (key.kind == "json" and not any(word in key.source for word in _REFERS))

@@ -54,17 +54,6 @@ _BYTES_PER_MS = 500
 """Characters of source that compile for single bytes in a millisecond: 404 schemas take 7 ms in the median, 21 ms at most up to 10 kB."""
 _COUNTED = frozenset({"regex", "grammar"})
 """Kinds whose own text may be read in many ways."""
-_FINITE = frozenset({"regex", "choice", "json_object"})
-"""Kinds whose certain text has an end, as JSON schemas have it that do not refer to each other."""
-_RECURSIVE = ("$ref", '"grammar"', "ebnf", "lark")
-"""In a structural tag: words of what may refer to itself."""
-
-
-def _is_finite(key: GrammarKey) -> bool:
-    """Whether certain text has an end: where rules can not refer to themselves without a choice."""
-    if key.kind == "structural_tag":
-        return not any(word in key.source for word in _RECURSIVE)
-    return key.kind in _FINITE or (key.kind == "json" and "$ref" not in key.source)
 
 
 @contextmanager
@@ -200,7 +189,7 @@ class XgrammarGrammar:
         self.ids = ids
         self.refused = ids.refused - (named or frozenset())
         self.keep = None if named is None else ids.keeps(self.refused)
-        self.finite = _is_finite(key)
+        self.finite = sources.is_finite(key)
         self.named = named or frozenset()
         self._compiled = compiled
 
