@@ -18,7 +18,7 @@ from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.vocabulary import spelled
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 
-pytestmark = pytest.mark.shared
+pytestmark = [pytest.mark.shared, pytest.mark.slow]
 
 SCHEMA = json.dumps(
     {

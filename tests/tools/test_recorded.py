@@ -20,7 +20,10 @@ ROW = re.compile(r"^\| `([\w-]+/[\w.-]+)` \| (\S[^|]*) \|$", re.MULTILINE)
 CONTEXT = {"harmony": b"<|start|>assistant"}
 MOST_EXCEPTIONS = 60
 
-pytestmark = pytest.mark.skipif(recorded.folder() is None, reason="the package canitoolcall is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(recorded.folder() is None, reason="the package canitoolcall is not installed"),
+]
 
 
 def with_calls():
@@ -72,7 +75,6 @@ def test_several_hundred_outputs_of_nine_families_hold_calls():
     assert len({fixture["family"] for fixture in with_calls()}) == 9
 
 
-@pytest.mark.slow
 def test_the_gate_fires_at_or_before_the_opening_of_every_recorded_call():
     for fixture in with_calls():
         if unservable(fixture):

@@ -14,6 +14,8 @@ from tests.tools.cases import choice_for, closers, drawn, placed, preset_of, tok
 from vllm_lazy_grammar.tools.choice import read_tools
 from vllm_lazy_grammar.tools.presets import catalogue
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = sorted(name for name, preset in catalogue().families.items() if preset.parsers)
 SERVED = [(name, parser) for name in FAMILIES for parser in catalogue().families[name].parsers]
 OTHERS = [pair for pair in SERVED if pair[0] != "harmony"]

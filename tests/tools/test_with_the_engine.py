@@ -9,6 +9,8 @@ from tests.tools.test_round_trips import FAMILIES
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 
+pytestmark = pytest.mark.slow
+
 FREE = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
