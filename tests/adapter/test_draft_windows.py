@@ -116,10 +116,10 @@ def test_a_fault_that_a_draft_led_to_is_forgotten_with_the_draft(engine, errors,
     session = engine.ready(request).session
     fill = session.fill
 
-    def fail(row):
+    def fail(*args, **named):
         if session.num_offered == 1:
             raise RuntimeError("broken behind a draft")
-        return fill(row)
+        return fill(*args, **named)
 
     monkeypatch.setattr(session, "fill", fail)
     rows = window(engine, request, engine.ids("{"))

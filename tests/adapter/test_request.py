@@ -24,14 +24,21 @@ def module():
     return import_quietly("vllm_lazy_grammar.adapter.request")
 
 
-def read(module, prompt, **extra):
-    params = SimpleNamespace(extra_args={"grammar_triggers": ["word:<t>"], **extra}, all_stop_token_ids={END})
+def read(module, prompt, max_model_len=100, **extra):
+    params = SimpleNamespace(
+        extra_args={"grammar_triggers": ["word:<t>"], **extra}, all_stop_token_ids={END}, min_tokens=3
+    )
     option = SimpleNamespace(name="REGEX")
     structured = SimpleNamespace(structured_output_key=(option, "a+"))
     request = SimpleNamespace(
-        request_id="r", sampling_params=params, structured_output_request=structured, prompt_token_ids=prompt
+        request_id="r",
+        sampling_params=params,
+        structured_output_request=structured,
+        prompt_token_ids=prompt,
+        num_prompt_tokens=len(prompt or ()),
+        max_tokens=50,
     )
-    return module.read(request, VOCABULARY, compact=False)
+    return module.read(request, VOCABULARY, compact=False, max_model_len=max_model_len)
 
 
 def test_the_context_begins_with_the_last_marker_of_the_prompt(module):
@@ -58,3 +65,9 @@ def test_markers_are_read_and_none_is_the_default(module):
 def test_a_wrong_kind_of_value_names_the_field(module, key, value):
     with pytest.raises(RequestError, match=rf"vllm_xargs\.{key}"):
         read(module, [0], **{key: value})
+
+
+@pytest.mark.parametrize(("max_model_len", "budget"), [(100, 50), (40, 38)])
+def test_the_budget_is_max_tokens_or_what_the_context_leaves(module, max_model_len, budget):
+    found = read(module, [0, 1], max_model_len)
+    assert (found.budget, found.min_tokens) == (budget, 3)

@@ -102,6 +102,7 @@ def compare(servers):
     assert [line for line in drafted.log().splitlines() if " ERROR " in line and _PARSER not in line] == []
 
 
+@pytest.mark.long
 @pytest.mark.server(PLAIN, NGRAM_8)
 def test_greedy_answers_with_ngrams_and_the_grammars_drafts_are_those_without(servers):
     compare(servers)
