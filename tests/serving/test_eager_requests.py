@@ -178,7 +178,7 @@ def test_e2_min_tokens_gives_way_where_the_grammar_leaves_nothing_but_the_end(se
 
 
 def test_below_min_tokens_a_lazy_requests_prose_goes_on(server):
-    body = {**lazy({"json": ONE_KEY}, "word:<f>"), "min_tokens": 12}
+    body = {**lazy({"json": ONE_KEY}, "word:<f>", grammar_start="after"), "min_tokens": 12}
     answer = server.client.chat.completions.create(
         model="model",
         messages=[{"role": "user", "content": "Hi."}],
