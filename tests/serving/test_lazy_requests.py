@@ -293,7 +293,7 @@ def test_thirty_two_at_once_mixed_with_plain_and_eager_requests(server):
 def line_about(server, body, wishes):
     """Our debug line about a request; another request follows, so that one whose client left is let go of by vLLM too."""
     create = server.client.chat.completions.create
-    answer = create(**chat_args("Say hi.", body, wish(wishes), {"max_tokens": 8}))
+    answer = create(**chat_args("Say hi.", body, wish(wishes), {"max_tokens": 12}))
     chat(server, max_tokens=1)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
