@@ -16,7 +16,9 @@ from tests.serving.servers import MODEL, Flags, Pool, lazy
 BAR = 1.05
 PAIRS = 30
 SERVER = Flags(
-    args=("--guided-decoding-backend", "lazy", "--no-enable-prefix-caching"), env=(("VLLM_LOGGING_LEVEL", "DEBUG"),)
+    args=("--guided-decoding-backend", "lazy", "--no-enable-prefix-caching"),
+    dtype="float32",
+    env=(("VLLM_LOGGING_LEVEL", "DEBUG"),),
 )
 PROMPT = "Tell me about the river Rhine, its towns and its history, in a few sentences. " * 8
 
