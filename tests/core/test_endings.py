@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.kit import Workshop, feed, ids
+from vllm_lazy_grammar.core import stacks
 from vllm_lazy_grammar.core.byte_trie import ByteTrie
 from vllm_lazy_grammar.core.endings import NEVER, Endings
 from vllm_lazy_grammar.core.leading import far
@@ -348,3 +349,65 @@ def test_endings_are_worked_out_by_the_worker_and_a_step_waits_for_them_only_nea
 def test_a_vocabulary_may_lack_bytes_that_no_text_has(missing, complete):
     vocabulary = Vocabulary([bytes((byte,)) for byte in range(256) if byte not in missing], 256)
     assert Pieces(ByteTrie(vocabulary), frozenset()).complete is complete
+
+
+def test_a_trigger_that_is_longer_than_what_the_grammar_reads_of_it_is_counted_whole(shop):
+    for budget in range(9, 14):  # { a b c : 1 2 end, and one to spare
+        session = make(
+            shop,
+            'root ::= ":" "1" "2"',
+            "pattern:abc(:)",
+            "word:{abc:",
+            mandatory=1,
+            on_reject="disarm",
+            start="trigger",
+        )
+        row, prose = np.zeros(shop.vocabulary.row_words, np.int32), ids("}")[0]
+        for used in range(budget):
+            session.fill(row, budget - used)
+            found = allowed_ids(row)
+            assert session.accept(prose if prose in found else min(found, key=lambda t: len(shop.vocabulary.piece(t))))
+            if session.is_terminated():
+                break
+        assert session.is_terminated(), budget
+
+
+def test_a_token_across_a_trigger_and_a_longer_text_is_not_taken_where_there_is_no_time_for_it(shop):
+    session = make(shop, 'root ::= "c" "1" "2" "1" "2" "1" "2" | "}"', "word:ab", mandatory=1, start="after")
+    assert "abc" in texts_left(shop, session, 40)
+    assert "abc" not in texts_left(shop, session, 4)
+    assert texts_left(shop, session, 4) & {"ab", "a"}
+
+
+def test_a_text_that_is_far_longer_than_the_shortest_is_begun_far_from_the_end_and_told(shop):
+    session = make(shop, "a|b(ca){200}", kind="regex")
+    assert "b" in texts_left(shop, session, 100)
+    assert feed(session, "b")
+    texts_left(shop, session, 90)
+    assert session.trace.needed == 401
+    assert "401 tokens were needed" in session.trace.describe_budget()
+
+
+def test_where_no_ends_are_kept_any_more_the_next_request_begins_anew(shop, monkeypatch):
+    session = make(shop, BRACES)
+    texts_left(shop, session, 5)
+    monkeypatch.setattr(stacks, "STANDS", 0)
+    assert feed(session, *"{" * 280)
+    texts_left(shop, session, 100)
+    assert session.trace.budget_lost
+    monkeypatch.undo()
+    assert texts_left(shop, make(shop, BRACES), 3) == {"a"}
+
+
+def test_a_row_in_which_stop_ids_are_cleared_masks_padding(shop):
+    session, row = make(shop, BRACES, "word:<t>", start="after"), np.zeros(shop.vocabulary.row_words, np.int32)
+    session.fill(row)
+    session.go_on(row)
+    assert max(allowed_ids(row)) < shop.vocabulary.size
+    assert all(shop.vocabulary.piece(token) for token in allowed_ids(row))
+
+
+@pytest.mark.parametrize("excluded", [(), (0x41,)])
+def test_an_id_that_ends_the_turn_may_be_a_character(excluded):
+    vocabulary = Vocabulary([bytes((byte,)) for byte in range(256)], 256)
+    assert Pieces(ByteTrie(vocabulary), frozenset(excluded)).complete

@@ -220,7 +220,7 @@ class LazyGrammar(StructuredOutputGrammar):
     def _must_stop_reasoning(self, left: int) -> bool:
         assert self._reasoning is not None  # noqa: S101 -- asked only where it is known
         owed = self.session.owes(left)
-        return owed is not None and left <= len(self._reasoning.end) + owed
+        return owed is not None and left <= len(self._reasoning.end) + owed <= self._budget
 
     @property
     def is_near_end(self) -> bool:
@@ -275,9 +275,10 @@ class RowsOf:
 
 def _finished(request_id: str, trace: Trace, hold: Hold) -> None:
     logger.debug(
-        "Request %s finished: %s%s; compile %s, %s",
+        "Request %s finished: %s%s%s; compile %s, %s",
         request_id,
         trace.describe(),
+        trace.describe_budget(),
         _what_was_drafted(trace),
         "not done" if hold.seconds is None else f"{hold.seconds * 1e3:.1f} ms",
         _who_waited(trace),

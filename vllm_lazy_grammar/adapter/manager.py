@@ -136,9 +136,8 @@ class ServesLazy(_Base):
         if self._draft_room and structured is not None and isinstance(structured.grammar, LazyGrammar):
             structured.grammar.judge_drafts(new_token_ids)
         if not self._is_unreasoned or structured is None or not new_token_ids:
-            over = bool(new_token_ids) and _has_ended(
-                structured
-            )  # reasoning would go on without its grammar being asked
+            # Reasoning would go on without its grammar being asked.
+            over = bool(new_token_ids) and _has_ended(structured)
             accepted = not over and bool(super().accept_tokens(request, new_token_ids))
         else:
             structured.reasoning_ended = True  # there is none without a parser, and vLLM notes it so

@@ -107,10 +107,12 @@ class AwaitingRows:
         trigger = self._trigger_tokens
         if trigger is None:
             return None
-        behind = shortest if is_after else shortest - trigger + _STRADDLES
-        if remaining > behind + self.way_in:
+        if remaining > shortest + self.way_in:
             return None
-        return Pressed(max(remaining - behind, 0))
+        way = remaining - shortest
+        if way < trigger and not is_after:  # the text may begin with the trigger, which then is counted twice
+            way += trigger - _STRADDLES
+        return Pressed(max(way, 0))
 
     def is_forced(self, gate: Gate) -> bool:
         """Whether as much was written as may come before a call that is owed."""
@@ -147,6 +149,16 @@ class AwaitingRows:
             self._stops.allow(row)
         return True
 
+    def _write_way(  # noqa: PLR0913 -- what a forced row depends on
+        self, ways: WaysIn, gate: Gate, row: Row, refused: IdSet, pressed: Pressed | None, *, tails: bool
+    ) -> bool:
+        for _ in ways.rows(gate, row, tails=tails, within=pressed and pressed.way):
+            refused.mask(row)
+            self._stops.mask(row)
+            if row.any():
+                return True
+        return False
+
     def _has_grammar(self) -> bool:
         future = self._compile.future
         return future.done() and not future.cancelled() and future.exception() is None
@@ -154,10 +166,9 @@ class AwaitingRows:
     def _force(self, gate: Gate, row: Row, refused: IdSet, pressed: Pressed | None, *, tails: bool) -> bool:
         """Write the way into a trigger; false where no token leads there."""
         assert self._ways is not None  # noqa: S101 -- made where a trigger may be forced
-        for _ in self._ways.rows(gate, row, tails=tails, within=pressed and pressed.way):
-            refused.mask(row)
-            self._stops.mask(row)
-            if row.any():
+        # A token that holds the trigger's end and more may lead into a text that is longer than there is time for.
+        for longer in (False, True) if tails and pressed else (tails,):
+            if self._write_way(self._ways, gate, row, refused, pressed, tails=longer):
                 break
         self._tokens.allow(row)
         refused.mask(row)

@@ -132,6 +132,11 @@ class EndingsStore:
                     known.popitem(last=False)
             return known[never]
 
+    def forget(self, grammar: CompiledGrammar, never: frozenset[int]) -> None:
+        """Begin anew with the next request: what was kept has grown as large as it may."""
+        with self._lock:
+            self._found.get(grammar, OrderedDict()).pop(never, None)
+
     def _made(self, held: ref[CompiledGrammar], never: frozenset[int]) -> Endings | None:
         grammar = held()
         network = grammar.network() if isinstance(grammar, HasNetwork) else None
@@ -228,6 +233,7 @@ class LeadingOut:
             return self._led(at, row, remaining, masks=masks)
         except TooMuchError:
             self._trace.budget_lost = True
+            self._store.forget(self._compile.result(), self._never)
             return masks
 
     def _led(self, at: Position, row: Row, remaining: int, *, masks: bool) -> bool:
@@ -235,11 +241,10 @@ class LeadingOut:
         endings = self._endings(remaining)
         if endings is None:
             return masks
-        is_first = not self._marks
         stand = self._stand(endings, at)
         needs = endings.needs(stand) + self._kept
         if needs > remaining:
-            if is_first:
+            if self._trace.needed is None:
                 self._trace.needed = needs
             return masks
         distance = remaining - far(needs)

@@ -1,7 +1,7 @@
 """Which row a position has: free, held by the grammar, or leaving it.
 
 Invariants:
-- Stop ids are set here and nowhere else: where the turn may end, and only there.
+- Stop ids are set where the turn may end, and only there: here, in `awaiting` while no trigger has fired, in `leading` near the end.
 - A row that masks anything masks padding; a row that masks nothing is reported so and its content is the caller's.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_lazy_grammar.core.rows import IdSet
+from vllm_lazy_grammar.core.rows import IdSet, open_row
 from vllm_lazy_grammar.errors import RequestError
 
 if TYPE_CHECKING:
@@ -90,12 +90,13 @@ class Masks:
         return masks
 
     def mask_stops(self, row: Row) -> None:
-        """Clear the stop ids."""
+        """Clear the stop ids, and padding with them: the row masks something now."""
         self._stops.mask(row)
+        np.bitwise_and(row, open_row(self._inside.vocabulary), out=row)
 
     def go_on(self, row: Row) -> None:
         """Clear the stop ids where anything else is left."""
         kept = row.copy()
-        self._stops.mask(row)
+        self.mask_stops(row)
         if not row.any():
             np.copyto(row, kept)

@@ -29,7 +29,7 @@ class Pieces:
 
     Attributes:
         complete: every printable ASCII character has a token of its own, so that what is spelled byte by byte can be relied on. (Byte-level
-            vocabularies may lack bytes that no text has.)
+            vocabularies may lack bytes that no text has, and an id of `excluded` may be one of these.)
     """
 
     def __init__(self, trie: ByteTrie, excluded: frozenset[int]) -> None:
@@ -37,7 +37,7 @@ class Pieces:
         self._excluded = excluded
         self._children: dict[int, dict[int, int]] = {}
         self._ends: dict[int, bool] = {}
-        self.complete = all(self._is_token(byte) for byte in range(0x20, 0x7F))
+        self.complete = all(self._is_piece(byte) for byte in range(0x20, 0x7F))
         self._runs = {byte: self._run(byte) for byte in range(256)}
 
     def child(self, node: int, byte: int) -> int:
@@ -90,6 +90,10 @@ class Pieces:
             length += 1
             deepest = length if self.ends(node) else deepest
         return deepest
+
+    def _is_piece(self, byte: int) -> bool:
+        node = self.child(0, byte)
+        return bool(node) and self.nodes.firsts[node] < self.nodes.firsts[node + 1]
 
     def _is_token(self, byte: int) -> bool:
         node = self.child(0, byte)

@@ -132,11 +132,14 @@ class Session:
         if self._compile.ready:
             self._walk.settle()
         kept: list[int] = []
-        for token in tokens:
-            if self._walk.at.phase is Phase.TERMINATED or not self._offered(token):
-                break
-            kept.append(token)
-        self.rollback(len(kept))
+        offered = len(self._walk)
+        try:
+            for token in tokens:
+                if self._walk.at.phase is Phase.TERMINATED or not self._offered(token):
+                    break
+                kept.append(token)
+        finally:
+            self.rollback(len(self._walk) - offered)
         return kept
 
     def draft(self, limit: int, ahead: Sequence[int] = ()) -> list[int]:

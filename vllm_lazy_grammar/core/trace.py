@@ -59,6 +59,12 @@ class Trace:
             return "eager"
         return "; ".join(map(_told, self.events)) or "never fired"
 
+    def describe_budget(self) -> str:
+        """What became of the budget; empty where it was kept."""
+        if self.budget_lost:
+            return "; the end could not be planned: it is not known how this grammar's texts end"
+        return "" if self.needed is None else f"; {self.needed} tokens were needed where fewer were left"
+
 
 def _told(event: Event) -> str:
     match event.kind:

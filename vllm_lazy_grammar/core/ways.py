@@ -1,4 +1,4 @@
-"""The way into a trigger: which tokens go on towards a word from where the text stands, once `force_after` is reached.
+"""The way into a trigger: which tokens go on towards a word from where the text stands, once `force_after` or the budget asks for it.
 
 The words are a trie of bytes; where the text stands in it is the longest end of the text that begins a word. The byte trie walks it and
 answers with the tokens that stay on it to their last byte. A character that is half written is finished first.
