@@ -86,7 +86,7 @@ class LazyBackend(StructuredOutputBackend):
             tokenizer,
             vocab_size,
             cache_limit_bytes=settings.grammar_cache_mb * _MB,
-            max_threads=min(8, os.cpu_count() or 1),
+            max_threads=max(1, min(8, (os.cpu_count() or 1) // 2)),  # the model runs meanwhile
         )
         self.vocabulary = self.engine.vocabulary
         self.rows = rows.RowCache(settings.row_cache_mb * _MB)
