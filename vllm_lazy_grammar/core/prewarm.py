@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
+import sys
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ T = TypeVar("T")
 
 COMPILE, ENDINGS, ROWS = 0, 1, 2
 """Priorities: somebody may wait for a compile, and soon for how it ends; rows only save time."""
+
+
+_NICE = 10
 
 
 class Task(Generic[T]):
@@ -77,6 +81,12 @@ class _Delivered:
         return True
 
 
+def _yield_to_others() -> None:
+    """Give this thread, and those that it starts, a lower priority: where cores are few the model's threads come first."""
+    if sys.platform == "linux":  # elsewhere priorities belong to processes
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
 class Worker:
     """Daemon threads over one queue.
 
@@ -122,6 +132,7 @@ class Worker:
             thread.start()
 
     def _loop(self) -> None:
+        _yield_to_others()
         while (task := self._next()) is not None:
             task.run()
             del task
