@@ -13,5 +13,5 @@ def _unregistered() -> Iterator[None]:
     """Take the plugin out of vLLM again where a test put it in."""
     yield
     plugin = sys.modules.get("vllm_lazy_grammar.plugin")
-    if plugin is not None:
+    if plugin is not None and "vllm" in sys.modules:
         plugin.unregister()
