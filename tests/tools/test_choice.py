@@ -378,3 +378,11 @@ def test_beside_a_format_there_are_calls_or_an_answer_in_it_and_nothing_else(tex
 
 def test_under_none_a_name_that_the_format_can_not_carry_is_left_out():
     assert choice_for("qwen3_coder", [tool("a<b"), tool("get")], Wanted("none")) is not None
+
+
+@pytest.mark.parametrize("family", ["hermes", "granite4", "ernie45"])
+@pytest.mark.parametrize(("marks", "inside"), [((), False), (("<tool_call>", "</tool_call>"), True)])
+def test_where_a_calls_end_is_no_token_no_string_holds_it(family, marks, inside):
+    choice = choose(read_tools(TOOLS[:1]), Wanted(), preset_of(family), is_token=marks.__contains__)
+    for said, fits in (("</tool_call>", inside), ("<b>to</b></td></table>", True), ("< /tool_call>", True)):
+        assert takes(choice, call("get", f'{{"city": "{said}", "days": 3}}')) is fits, said

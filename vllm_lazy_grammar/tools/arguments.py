@@ -71,7 +71,8 @@ def arguments(rules: ArgumentRules, schema: Schema, *, any_whitespace: bool) -> 
         Unwritable: the family can not be held to this schema.
     """
     if rules.style == "json":
-        return json_value(schema, None if any_whitespace else {"item": rules.item, "key": rules.colon})
+        guard = {"excludes": list(rules.until)} if rules.until else {}
+        return json_value(schema, None if any_whitespace else {"item": rules.item, "key": rules.colon, **guard})
     if rules.style in ("pairs", "nested"):
         writer = _Writer(rules, schema, any_whitespace)
         return either([writer.members(keys, rules.open, rules.close, 0) for keys in alternatives(schema, schema)])

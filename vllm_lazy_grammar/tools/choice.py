@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import regex
@@ -215,9 +215,18 @@ def choose(  # noqa: PLR0913  (what a call depends on)
     if wanted.mode == "none":
         return _forbidden(tools, preset, is_token) if settings.guard_none else None
     calls = settings.max_calls if parallel else 1
+    preset = _unguarded(preset, is_token)
     grammar = GrammarKey("structural_tag", formats.structural_tag(_block(named, preset, calls, settings)))
     spec = _triggers(named, wanted, preset, is_token, calls, settings)
     return Choice(spec, grammar, preset.markers, preset.trigger.context)
+
+
+def _unguarded(preset: Preset, is_token: Callable[[str], bool]) -> Preset:
+    """The preset without its guard of JSON strings where the call's marks are tokens: a control token is never taken in a string."""
+    rules = preset.arguments
+    if rules.style != "json" or not rules.until or not all(map(is_token, preset.markers)):
+        return preset
+    return replace(preset, arguments=replace(rules, until=()))
 
 
 def callable_tools(tools: Sequence[Tool], wanted: Wanted) -> list[Tool]:

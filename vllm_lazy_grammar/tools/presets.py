@@ -108,7 +108,8 @@ class ArgumentRules:
         object: of ``nested``: what opens and closes an object in an object.
         strings: ``raw``: bare text; ``plain``: bare text that does not read as JSON; ``python``: all values as Python writes them.
         string: of ``nested``: the template of a string, with ``{value}``.
-        until: texts that can not occur in a bare string, the first being what ends it.
+        until: texts that can not occur in a bare string, the first being what ends it; of ``json``: in a string of no given length or pattern
+            (each of their characters makes compiling dearer, so the shortest beginning of the call's end that no argument needs).
         trimmed: the family's parser strips bare strings.
         key: keys ``raw`` as they are, or ``xml`` with ``&`` and quotes escaped.
         key_pattern: the keys that the format can carry; others are refused.
