@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.serving.calling import TOOLS, named
-from tests.serving.servers import HERMES, LAZY, MODEL, Flags, tool_flags
+from tests.serving.servers import LAZY, MODEL, Flags, tool_flags
 
 AT_ONCE = 16
 _PARSER = "tool_parser.py"
 """vLLM's parser writes an error for each call that `max_tokens` cuts."""
 OURS = "vllm_lazy_grammar.adapter.proposer.GrammarProposer"
-BASE = (*LAZY.args, *tool_flags("hermes"))
+BASE = (*LAZY.args, *tool_flags("hermes"), "--additional-config", '{"lazy_grammar": {"force_after": 8}}')
 TOPICS = ("Paris", "Rome", "Oslo", "a walk", "two cats", "the sea", "bread", "rain", "a red car", "snow")
 SCHEMA = {
     "type": "object",
@@ -36,7 +36,7 @@ def ngram(count):
     return drafting(method="ngram", num_speculative_tokens=count, prompt_lookup_min=2, prompt_lookup_max=4)
 
 
-PLAIN = HERMES
+PLAIN = Flags(args=BASE, dtype="float32")
 NGRAM_8 = ngram(8)
 NGRAM_3 = ngram(3)
 ALONE = drafting(method="custom_class", model=OURS, num_speculative_tokens=8)
@@ -108,6 +108,7 @@ def test_greedy_answers_with_ngrams_and_the_grammars_drafts_are_those_without(se
     compare(servers)
 
 
+@pytest.mark.long
 @pytest.mark.server(PLAIN, ALONE)
 def test_greedy_answers_with_the_grammars_drafts_alone_are_those_without(servers):
     compare(servers)
