@@ -6,21 +6,9 @@ import itertools
 
 import pytest
 
-from tests.core.kit import ENDS, Workshop, feed, ids, row, state
+from tests.core.kit import ENDS, feed, ids, row, state
 from tests.core.windows import told
 from vllm_lazy_grammar.testing import SMALL_END
-
-
-@pytest.fixture
-def shop():
-    return Workshop()
-
-
-@pytest.fixture
-def held():
-    made = Workshop(threads=1, held=True)
-    yield made
-    made.close()
 
 
 def test_s1_drafts_that_open_a_fence_are_trimmed_to_nothing_and_the_session_lives(shop):

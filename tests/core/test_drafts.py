@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.core.kit import VOCABULARY, Workshop, feed, ids, row, state
 from tests.core.windows import told
 from vllm_lazy_grammar.core.drafts import TRIED, Drafts, LongestJoiner
 from vllm_lazy_grammar.core.habits import Habits
 from vllm_lazy_grammar.core.likely import Likely
 from vllm_lazy_grammar.testing import SMALL_CALL, SMALL_END
-
-
-@pytest.fixture
-def shop():
-    return Workshop()
-
-
-@pytest.fixture
-def held():
-    made = Workshop(threads=1, held=True)
-    yield made
-    made.close()
 
 
 def drafting(session, *keys, habits=None):

@@ -21,7 +21,7 @@ from vllm_lazy_grammar.adapter.faults import fault_of, fault_of_refusal
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import NO_BUDGET
 from vllm_lazy_grammar.core.leading import FIRST
-from vllm_lazy_grammar.core.rows import ALL, IdSet
+from vllm_lazy_grammar.core.rows import ALL, copy_row, row_of
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 from vllm_lazy_grammar.errors import LazyGrammarError
 
@@ -210,8 +210,7 @@ class LazyGrammar(StructuredOutputGrammar):
         row = self._rows_of(bitmask)[batch_index]
         try:
             if self._reasoning is not None and self._must_stop_reasoning(self._budget - spent):
-                row.fill(0)
-                IdSet([self._reasoning.next_of_end(spent)], len(row) * WORD_BITS).allow(row)
+                copy_row(row, row_of([self._reasoning.next_of_end(spent)], len(row) * WORD_BITS))
             elif self.session.must_call or 0 <= spent < self._min_tokens:
                 self.session.mask_stops(row)
         except FAULTS as error:
