@@ -109,7 +109,10 @@ IN_REASONING = Flags(
 )
 MISTRAL = Flags(
     model="mistral",
-    args=(*LAZY.args, "--tokenizer-mode", "mistral", "--config-format", "mistral"),
+    args=(
+        *(*LAZY.args, "--tokenizer-mode", "mistral", "--config-format", "mistral"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "mistral"),
+    ),
 )
 
 
