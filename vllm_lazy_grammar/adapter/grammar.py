@@ -66,7 +66,7 @@ class LazyGrammar(StructuredOutputGrammar):
         self._rows_of = rows_of
         self.fault: BaseException | None = None
         self._failed_at = self._unused = 0
-        self._drafted: tuple[list[int], list[int]] | None = None
+        self._drafted: _Drafted | None = None
         self._budget, self._min_tokens = request.budget, request.min_tokens
         self._is_told = False
         self._reasoning: Reasoning | None = None
@@ -155,16 +155,22 @@ class LazyGrammar(StructuredOutputGrammar):
             session.drafts = None
             logger.error("Request %s goes on without drafts: %s: %s", self.request_id, type(error).__name__, error)
             return []
-        self._drafted = (ahead, found) if found else None
+        self._drafted = _Drafted(ahead, found, len(found)) if found else None
         return found
+
+    def schedules(self, count: int) -> None:
+        """So many drafts are in this step: vLLM leaves out those for which a batch has no room, and all where a request was preempted."""
+        if self._drafted is not None:
+            tried = min(self._drafted.tried, count - len(self._drafted.ahead))
+            self._drafted = self._drafted._replace(tried=tried) if tried > 0 else None
 
     def judge_drafts(self, sampled: list[int]) -> None:
         """Tell what became of the last drafts: `sampled` is what the model wrote in their place."""
         if self._drafted is None or self.session.drafts is None:
             return
-        (ahead, ours), self._drafted = self._drafted, None
+        (ahead, ours, tried), self._drafted = self._drafted, None
         reached = sampled[: len(ahead)] == ahead
-        self.session.drafts.judge(ours, sampled[len(ahead) :] if reached else None)
+        self.session.drafts.judge(ours, sampled[len(ahead) :] if reached else None, tried)
         trace = self.session.trace
         trace.drafts_offered, trace.drafts_accepted = self.session.drafts.offered, self.session.drafts.accepted
 
@@ -247,6 +253,14 @@ class LazyGrammar(StructuredOutputGrammar):
         """Back to the start."""
         if self.fault is None:
             self.session.reset()
+
+
+class _Drafted(NamedTuple):
+    """The last drafts: those of the proposer, ours behind them, and how many of ours the model was given."""
+
+    ahead: list[int]
+    ours: list[int]
+    tried: int
 
 
 class Reasoning(NamedTuple):
