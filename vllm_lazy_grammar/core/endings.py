@@ -41,6 +41,8 @@ _AHEAD = 256
 
 _AT_ONCE = 32
 _NO_BYTE = -1
+_STATE_BYTES = 800
+"""A state of a network, about."""
 
 
 class Costs(NamedTuple):
@@ -85,6 +87,13 @@ class Endings:
         with self._lock:
             named = self._stacks.by_name(stand, part) if isinstance(part, int) else DEAD
             return named if named >= 0 else self._stacks.steps(stand, piece)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about."""
+        costs = len(self._costs) * self._row_words * 32 * np.dtype(np.int16).itemsize
+        states = len(self._network.states) * _STATE_BYTES
+        return states + self._stacks.nbytes + self._shortest.nbytes + costs + self._behind_each.nbytes
 
     def prepare(self) -> None:
         """Work out ahead what the first looks ask for: the start's numbers, and the stands nearest to it. TooMuchError where the start's can not be."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _KEPT = 2
 _DETOUR = 8
+_EXITS_BYTES = 400
 _SLACK = 2
 _BLANKS = (9, 10, 13, 32)
 
@@ -158,6 +159,11 @@ class Shortest:
     def places(self) -> int:
         """How many are kept."""
         return int(self._known.counts[_PLACES])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about."""
+        return sum(array.nbytes for array in self._known) + len(self._exits) * _EXITS_BYTES
 
     def _solved(self, asked: NDArray[np.int32]) -> bool:
         """Work out some places; false, and what is known is of no use, where that needs more room than there is."""
