@@ -279,6 +279,19 @@ def ended_near_its_budget(engine, max_tokens, **fields):
     return heard(request)
 
 
+def test_stop_strings_change_no_row_since_they_are_matched_in_the_text(engine):
+    plain, stopped = (engine.request(json=NAMED, max_tokens=12) for _ in range(2))
+    stopped.sampling_params.stop = ['"}', "}"]
+    for request in (plain, stopped):
+        engine.ready(request).session._leading._prepared().get()
+    for text in ('{"', "a", '":', '"', "x", '"}'):
+        theirs, same = engine.rows(plain, stopped)
+        np.testing.assert_array_equal(theirs, same)
+        assert engine.accept(plain, text)
+        assert engine.accept(stopped, text)
+    assert (engine.rows(stopped) != 0).any()
+
+
 NAMED = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
 
 
