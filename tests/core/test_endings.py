@@ -427,7 +427,7 @@ def near_its_end(shop, source):
 
 def test_the_endings_of_all_grammars_together_are_bounded(shop):
     store = EndingsStore(shop.vocabulary, shop.trie, limit_bytes=1 << 21)
-    made = [XgrammarEngine(shop.vocabulary, max_threads=1).compile(GrammarKey("grammar", each)) for each in grammars(60)]
+    made = [shop.engine.compile(GrammarKey("grammar", each)) for each in grammars(60)]
     kept = []
     for grammar in made:
         endings = store.get(grammar, frozenset()).get()
@@ -451,7 +451,9 @@ def test_nothing_of_a_grammar_remains_once_its_requests_are_over_and_it_is_dropp
     assert not shop.store
     assert not shop.endings.nbytes
     assert shop.rows.nbytes <= shop.rows.limit_bytes
-    grown = {name: count - before[name] for name, count in ours().items() if count > before[name] + BOUNDED.get(name, 0)}
+    grown = {
+        name: count - before[name] for name, count in ours().items() if count > before[name] + BOUNDED.get(name, 0)
+    }
     assert not grown
     shop.close()
 

@@ -161,7 +161,9 @@ class EndingsStore:
             return sum(prepared.nbytes for known in self._found.values() for prepared in known.values())
 
     def _make_room(self) -> None:
-        held = [(each.used, each.nbytes, known, never) for known in self._found.values() for never, each in known.items()]
+        held = [
+            (each.used, each.nbytes, known, never) for known in self._found.values() for never, each in known.items()
+        ]
         total = sum(nbytes for _, nbytes, _, _ in held)
         for _, nbytes, known, never in sorted(held, key=itemgetter(0)):
             if total <= self._limit:
