@@ -162,6 +162,23 @@ def test_drafts_are_judged_by_what_the_model_wrote_and_told(engine):
     assert (grammar.session.trace.drafts_offered, grammar.session.trace.drafts_accepted) == (len(drafts), 2)
 
 
+def test_drafts_that_were_not_scheduled_are_not_counted_as_rejected(engine):
+    request = engine.request(json=SCHEMA)
+    grammar = engine.ready(request)
+    proposed = engine.ids("{")
+    drafts = engine.manager.validate_tokens(request, proposed)
+    assert len(drafts) > 2
+    engine.manager.grammar_bitmask(engine.requests, [request.request_id], {request.request_id: drafts[:2]})
+    request.append_output_token_ids(drafts[:3])
+    assert engine.manager.accept_tokens(request, drafts[:3])
+    assert (grammar.session.drafts.offered, grammar.session.drafts.accepted) == (1, 1)
+    drafts = engine.manager.validate_tokens(request, [])
+    engine.manager.grammar_bitmask(engine.requests, [request.request_id], {})  # preempted meanwhile
+    request.append_output_token_ids(drafts[:1])
+    assert engine.manager.accept_tokens(request, drafts[:1])
+    assert (grammar.session.drafts.offered, grammar.session.drafts.accepted) == (1, 1)
+
+
 def test_a_request_that_may_write_no_more_is_drafted_nothing(engine):
     request = engine.request(json=SCHEMA)
     engine.ready(request)

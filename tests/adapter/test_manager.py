@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.quiet import import_vllm
+from vllm_lazy_grammar.core.rows import is_allowed
 
 pytestmark = pytest.mark.vllm
 
@@ -258,6 +259,61 @@ def test_a_sampled_token_that_the_mask_refuses_is_our_fault_unless_the_request_l
     assert (heard(ours).field, heard(late).field) == ("", "")
     assert heard(theirs).field == "allowed_token_ids"
     assert "leave no token" in heard(theirs).message
+
+
+def ended_near_its_budget(engine, max_tokens, **fields):
+    """What the client is told of a token that is refused once the row leads out of a string."""
+    request = engine.request(json=NAMED, max_tokens=max_tokens)
+    for field, value in fields.items():
+        setattr(request.sampling_params, field, value)
+    engine.ready(request).session._leading._prepared().get()
+    for token in engine.ids('{"a":"'):
+        request.append_output_token_ids([token])
+        assert engine.manager.accept_tokens(request, [token])
+    (letter,) = engine.ids("x")
+    while is_allowed(engine.rows(request)[0], letter, engine.manager.backend.vocabulary.size):
+        request.append_output_token_ids([letter])
+        assert engine.manager.accept_tokens(request, [letter])
+    request.append_output_token_ids([0])  # what is sampled where no token is left
+    assert not engine.manager.accept_tokens(request, [0])
+    return heard(request)
+
+
+def test_stop_strings_change_no_row_since_they_are_matched_in_the_text(engine):
+    plain, stopped = (engine.request(json=NAMED, max_tokens=12) for _ in range(2))
+    stopped.sampling_params.stop = ['"}', "}"]
+    for request in (plain, stopped):
+        engine.ready(request).session._leading._prepared().get()
+    for text in ('{"', "a", '":', '"', "x", '"}'):
+        theirs, same = engine.rows(plain, stopped)
+        np.testing.assert_array_equal(theirs, same)
+        assert engine.accept(plain, text)
+        assert engine.accept(stopped, text)
+    assert (engine.rows(stopped) != 0).any()
+
+
+NAMED = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+
+
+def test_fields_that_leave_no_token_once_the_budget_leads_out_are_to_blame(engine):
+    ends = [token for token, piece in enumerate(engine.manager.backend.vocabulary.pieces) if piece.startswith(b'"')]
+    fault = ended_near_its_budget(engine, 20, allowed_token_ids=engine.ids('{"a":"xyz'))
+    assert fault.field == "allowed_token_ids"
+    assert "what is left of max_tokens" in fault.message
+    fault = ended_near_its_budget(engine, 20, bad_words=['"'], _bad_words_token_ids=[[token] for token in ends])
+    assert fault.field == "bad_words"
+    assert ended_near_its_budget(engine, 20).field == ""
+    assert ended_near_its_budget(engine, 20, logit_bias=dict.fromkeys(ends, -100.0)).field == ""
+
+
+def test_a_field_that_leaves_no_token_behind_another_is_to_blame_and_a_word_is_only_where_it_was_begun(engine):
+    (letter,) = engine.ids("x")
+    ends = [token for token, piece in enumerate(engine.manager.backend.vocabulary.pieces) if piece.startswith(b'"')]
+    both = {"allowed_token_ids": [*ends, *engine.ids('{"a":"xyz')], "bad_words": ["-"]}
+    words = [[letter, token] for token in ends]
+    assert ended_near_its_budget(engine, 20, **both, _bad_words_token_ids=words).field == "bad_words"
+    elsewhere = [[*engine.ids("y"), token] for token in ends]
+    assert ended_near_its_budget(engine, 20, **both, _bad_words_token_ids=elsewhere).field == ""
 
 
 def test_any_other_stop_reason_is_none_of_ours():

@@ -31,13 +31,13 @@ def ids(*texts):
 class Workshop:
     """What sessions share: an engine that can be held, a worker, caches. `threads=0` compiles at once."""
 
-    def __init__(self, *, threads=0, held=False, vocabulary=VOCABULARY, engine=None, prewarm=8, bound=20):
+    def __init__(self, *, threads=0, held=False, vocabulary=VOCABULARY, engine=None, prewarm=8, bound=20, kept=1 << 24):
         self.vocabulary = vocabulary
         self.engine = FakeEngine(vocabulary, held=held) if engine is None else engine
         self.worker = Worker(threads)
         self.rows = RowCache(1 << 22)
         self.store = GrammarStore(
-            self.engine, self.worker, self.rows, vocabulary.row_words, limit_bytes=1 << 24, top_k=prewarm
+            self.engine, self.worker, self.rows, vocabulary.row_words, limit_bytes=kept, top_k=prewarm
         )
         self.trie = ByteTrie(vocabulary)
         self.bound = BlankBound(vocabulary, bound)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +14,8 @@ from tests.core.kit import Workshop, feed, ids
 from vllm_lazy_grammar.core import stacks
 from vllm_lazy_grammar.core.byte_trie import ByteTrie
 from vllm_lazy_grammar.core.endings import NEVER, Endings
-from vllm_lazy_grammar.core.leading import far
+from vllm_lazy_grammar.core.leading import EndingsStore, far
+from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.network import FAR, Call, Network, Repeat, Span, State
 from vllm_lazy_grammar.core.pieces import Pieces
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
@@ -397,6 +401,71 @@ def test_where_no_ends_are_kept_any_more_the_next_request_begins_anew(shop, monk
     assert session.trace.budget_lost
     monkeypatch.undo()
     assert texts_left(shop, make(shop, BRACES), 3) == {"a"}
+
+
+def test_what_takes_too_much_is_not_tried_again_at_every_step(shop, monkeypatch):
+    session, tries = make(shop, BRACES), []
+    texts_left(shop, session, 5)
+    monkeypatch.setattr(stacks, "STANDS", 0)
+    assert feed(session, *"{" * 280)
+    for remaining in (100, 99, 98):
+        texts_left(shop, session, remaining)
+        monkeypatch.setattr(Endings, "advance", lambda *_: tries.append(1) or 0)
+    assert session.trace.budget_lost
+    assert tries == []
+
+
+def grammars(count):
+    return [f'root ::= "{"".join("ab"[number >> bit & 1] for bit in range(9))}" [a-c]*' for number in range(count)]
+
+
+def near_its_end(shop, source):
+    session = make(shop, source)
+    texts_left(shop, session, 12)
+    return session
+
+
+def test_the_endings_of_all_grammars_together_are_bounded(shop):
+    store = EndingsStore(shop.vocabulary, shop.trie, limit_bytes=1 << 21)
+    made = [shop.engine.compile(GrammarKey("grammar", each)) for each in grammars(60)]
+    kept = []
+    for grammar in made:
+        endings = store.get(grammar, frozenset()).get()
+        endings.costs(endings.start)
+        kept.append(endings.nbytes)
+    assert sum(kept) > 1 << 22
+    assert store.nbytes <= (1 << 21) + max(kept)
+    assert store.get(made[-1], frozenset()).get() is endings
+
+
+def test_nothing_of_a_grammar_remains_once_its_requests_are_over_and_it_is_dropped():
+    vocabulary = small_vocabulary()
+    shop = Workshop(engine=XgrammarEngine(vocabulary, max_threads=1), kept=0)
+    one_more, *sources = grammars(301)
+    near_its_end(shop, one_more)._compile.release()
+    gc.collect()
+    before = ours()
+    for source in sources:
+        near_its_end(shop, source)._compile.release()
+    gc.collect()
+    assert not shop.store
+    assert not shop.endings.nbytes
+    assert shop.rows.nbytes <= shop.rows.limit_bytes
+    grown = {
+        name: count - before[name] for name, count in ours().items() if count > before[name] + BOUNDED.get(name, 0)
+    }
+    assert not grown
+    shop.close()
+
+
+BOUNDED = {"GrammarKey": 300}  # in the rows' cache, which is bounded in bytes
+
+
+def ours():
+    """How many objects there are of each of our classes."""
+    return Counter(
+        type(each).__name__ for each in gc.get_objects() if str(type(each).__module__).startswith("vllm_lazy_grammar")
+    )
 
 
 def test_a_row_in_which_stop_ids_are_cleared_masks_padding(shop):

@@ -36,6 +36,40 @@ def test_a_text_whose_parts_can_be_cut_anywhere_needs_more_ways_with_every_byte(
     assert counts[-1] > counts[0]
 
 
+def chosen(*, first, other):
+    """`a`, `b` or `c`; behind `b` the ambiguous rules of `doubled`, behind the others nothing."""
+    start = State(spans=[Span(A, A, 1), Span(A + 1, A + 1, other), Span(A + 2, A + 2, 1)])
+    inner = doubled().states
+    moved = [
+        State(
+            [span._replace(target=span.target + 3) for span in state.spans],
+            [Call(call.start + 3, call.target + 3) for call in state.calls],
+            [target + 3 for target in state.jumps],
+            final=state.final,
+        )
+        for state in inner
+    ]
+    return Network([start, State(final=True), State(calls=[Call(3, 1)]), *moved], first)
+
+
+def test_what_is_ambiguous_behind_an_alternative_that_no_walk_chooses_is_found():
+    assert most_ways(chosen(first=0, other=2), 20) > 20
+    assert most_ways(chosen(first=0, other=1), 20) == 0
+
+
+def test_of_the_bytes_that_may_come_next_the_busiest_is_the_one_that_most_readings_take():
+    state = State(spans=[Span(A, A + 9, 1), Span(A + 4, A + 6, 2), Span(A + 6, A + 20, 3)])
+    readings = Readings(Network([state, State(final=True), State(final=True), State(final=True)], 0), 10)
+    assert readings.busiest() == A + 6
+
+
+def test_a_walk_follows_the_byte_that_keeps_most_readings_alive():
+    start = State(calls=[Call(1, 2)], spans=[Span(A - 1, A - 1, 4), Span(A + 1, A + 1, 4)])
+    runs = [State(spans=[Span(A, A, 3)]), State(jumps=[0], final=True), State(spans=[Span(A, A, 3)], final=True)]
+    network = Network([start, *runs, State(final=True)], 0)  # (a+)+ with an end by what lies on both sides of `a`
+    assert most_ways(network, 20) > 20
+
+
 def test_counting_ends_at_the_bound():
     assert 5 < most_ways(doubled(), 5) < 20
 

@@ -232,6 +232,26 @@ def test_an_expression_that_reads_one_text_in_very_many_ways_is_refused_by_the_f
         xgrammar.check(GrammarKey("regex", expression))
 
 
+SUM = 'expr ::= term ("+" term)*\nterm ::= "(" expr ")" | [0-9]{} | "foo"\n'
+AMBIGUOUS_RULES = [  # what repeats can be cut anywhere, and the walks by the least and the greatest byte do not come there
+    SUM.format("*") + 'root ::= expr{2,5} ";"',
+    SUM.format("+") + 'root ::= expr{2,5} ";"',
+    'root ::= "a" | "b" y | "c"\ny ::= (z z)* "!"\nz ::= [0-9]*',
+]
+PLAIN_RULES = [SUM.format(run) + f"root ::= {root}" for run in "*+" for root in ("expr", '"[" (expr ("," expr)*)? "]"')]
+
+
+@pytest.mark.parametrize("rules", AMBIGUOUS_RULES)
+def test_rules_that_read_one_text_in_very_many_ways_are_refused_by_the_front_end(rules):
+    with pytest.raises(GrammarError, match=r"^structured_outputs\.grammar: is too ambiguous: .* more than 1000 ways"):
+        xgrammar.check(GrammarKey("grammar", rules))
+
+
+@pytest.mark.parametrize("rules", PLAIN_RULES)
+def test_rules_that_read_one_text_in_few_ways_pass(rules):
+    xgrammar.check(GrammarKey("grammar", rules))
+
+
 @pytest.mark.parametrize("expression", PLAIN)
 def test_an_expression_as_people_write_them_passes(expression):
     xgrammar.check(GrammarKey("regex", expression))

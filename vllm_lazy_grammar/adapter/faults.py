@@ -15,15 +15,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from vllm_lazy_grammar.core.rows import ALL, allowed_ids
-from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 from vllm_lazy_grammar.errors import PatternTimeoutError, ReplayRefusedError, RequestError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     import torch
     from vllm.v1.request import Request
@@ -75,35 +73,55 @@ def fault_of(error: BaseException, request: Request) -> Fault:
     return Fault(f"the request's grammar failed inside the server: {type(error).__name__}: {error}")
 
 
-def fault_of_refusal(request: Request, fill: Callable[[Row], object], size: int) -> Fault:
+def fault_of_refusal(request: Request, written: Sequence[int], row: Row, ample: Row, size: int) -> Fault:
     """What a sampled token that the mask refuses means: which field of the request leaves no token, or that the fault is ours.
 
     Args:
         request: vLLM's.
-        fill: writes the mask of the position at which the token was refused.
+        written: the answer before that token.
+        row: the mask that it was sampled under.
+        ample: the mask there if the budget was ample.
         size: ids of the vocabulary.
     """
-    row = np.full(-(-size // WORD_BITS), ALL, np.int32)
-    fill(row)
+    emptying = _emptying(request, written, row, size)
+    if emptying is None:
+        return Fault(
+            "the model's token was refused by the request's grammar although its mask allowed it: a fault of the server"
+        )
+    reason = "this and the grammar leave no token that may come next"
+    if _emptying(request, written, ample, size) is None:
+        reason += " and leads to the end of an answer within what is left of max_tokens"
+    return _blaming(*emptying, reason)
+
+
+def _emptying(request: Request, written: Sequence[int], row: Row, size: int) -> tuple[str, object] | None:
+    """The field, and what stands there, that takes the last token that the fields before it leave of a row; None where some are left."""
     params: Any = request.sampling_params
     legal = frozenset(allowed_ids(row, size).tolist())
-    for field, value, left in _narrowings(params, legal):
-        if not left:
-            return _blaming(field, value, "this and the grammar leave no token that may come next")
-    return Fault(
-        "the model's token was refused by the request's grammar although its mask allowed it: a fault of the server"
-    )
+    for field, value, taken in _narrowings(params, written, legal):
+        legal -= taken
+        if not legal:
+            return field, value
+    return None
 
 
-def _narrowings(params: Any, legal: frozenset[int]) -> list[tuple[str, object, frozenset[int]]]:
-    """The fields of a request that take legal tokens away, in the order of suspicion, and what each leaves."""
-    found: list[tuple[str, object, frozenset[int]]] = [("structured_outputs", params.structured_outputs, legal)]
+def _narrowings(params: Any, written: Sequence[int], legal: frozenset[int]) -> list[tuple[str, object, frozenset[int]]]:
+    """The fields of a request that take legal tokens away, in the order of suspicion, and what each takes.
+
+    `logit_bias` takes none: it can not make a token as unlikely as a mask does.
+    """
+    found: list[tuple[str, object, frozenset[int]]] = [("structured_outputs", params.structured_outputs, frozenset())]
     if params.allowed_token_ids is not None:
-        found.append(("allowed_token_ids", params.allowed_token_ids, legal & set(params.allowed_token_ids)))
-    banned = {words[-1] for words in params.bad_words_token_ids or () if words}
+        found.append(("allowed_token_ids", params.allowed_token_ids, legal - set(params.allowed_token_ids)))
     if params.bad_words:
-        found.append(("bad_words", params.bad_words, legal - banned))
+        words = params.bad_words_token_ids or ()
+        banned = frozenset(word[-1] for word in words if word and _ends_with(written, word[:-1]))
+        found.append(("bad_words", params.bad_words, banned))
     return found
+
+
+def _ends_with(written: Sequence[int], begun: Sequence[int]) -> bool:
+    return list(written[max(0, len(written) - len(begun)) :]) == list(begun)
 
 
 class Ended(StructuredOutputGrammar):

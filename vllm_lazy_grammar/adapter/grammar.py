@@ -15,6 +15,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from vllm_lazy_grammar.adapter.faults import fault_of, fault_of_refusal
@@ -28,12 +29,12 @@ from vllm_lazy_grammar.errors import LazyGrammarError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import torch
     from numpy.typing import NDArray
     from vllm.v1.request import Request
 
     from vllm_lazy_grammar.adapter.backend import Hold
+    from vllm_lazy_grammar.adapter.faults import Fault
     from vllm_lazy_grammar.adapter.request import GrammarRequest
     from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.session import Session
@@ -64,8 +65,8 @@ class LazyGrammar(StructuredOutputGrammar):
         self.session = session
         self._rows_of = rows_of
         self.fault: BaseException | None = None
-        self._failed_at = 0
-        self._drafted: tuple[list[int], list[int]] | None = None
+        self._failed_at = self._unused = 0
+        self._drafted: _Drafted | None = None
         self._budget, self._min_tokens = request.budget, request.min_tokens
         self._is_told = False
         self._reasoning: Reasoning | None = None
@@ -75,14 +76,21 @@ class LazyGrammar(StructuredOutputGrammar):
 
     def told(self, request: Request) -> str:
         """Why the request is ended, as its output's `stop_reason` tells it; asked for once a sampled token was refused."""
-        session = self.session
-        if self.fault is None:
-            try:
-                return fault_of_refusal(request, session.fill, session.size).as_stop_reason()
-            except FAULTS as error:
-                self._fail(error)
-                return fault_of(error, request).as_stop_reason()
-        return fault_of(self.fault, request).as_stop_reason()
+        fault = self._fault_of_refusal(request) if self.fault is None else None
+        if fault is None:
+            assert self.fault is not None  # noqa: S101 -- or the rows could be made
+            fault = fault_of(self.fault, request)
+        return fault.as_stop_reason()
+
+    def _fault_of_refusal(self, request: Request) -> Fault | None:
+        """The fault behind a refused token, by the row that it was sampled under; None where making that row fails."""
+        spent = request.num_output_tokens - self._unused
+        row, ample = np.empty((2, -(-self.session.size // WORD_BITS)), np.int32)
+        self.fill_row(row, spent, keep=False)
+        self.fill_row(ample, -NO_BUDGET, keep=False)
+        if self.fault is not None:
+            return None
+        return fault_of_refusal(request, request.output_token_ids[:spent], row, ample, self.session.size)
 
     def finish(self) -> None:
         """The request is over: tell what the gate did, once, and give the compile back. Otherwise this happens when the object goes."""
@@ -94,8 +102,9 @@ class LazyGrammar(StructuredOutputGrammar):
             self._end(self.fault)
             return False
         try:
-            for token in tokens:
+            for place, token in enumerate(tokens):
                 if not self.session.accept(token):
+                    self._unused = len(tokens) - place
                     self._refused(token)
                     return False
         except FAULTS as error:
@@ -146,16 +155,22 @@ class LazyGrammar(StructuredOutputGrammar):
             session.drafts = None
             logger.error("Request %s goes on without drafts: %s: %s", self.request_id, type(error).__name__, error)
             return []
-        self._drafted = (ahead, found) if found else None
+        self._drafted = _Drafted(ahead, found, len(found)) if found else None
         return found
+
+    def schedules(self, count: int) -> None:
+        """So many drafts are in this step: vLLM leaves out those for which a batch has no room, and all where a request was preempted."""
+        if self._drafted is not None:
+            tried = min(self._drafted.tried, count - len(self._drafted.ahead))
+            self._drafted = self._drafted._replace(tried=tried) if tried > 0 else None
 
     def judge_drafts(self, sampled: list[int]) -> None:
         """Tell what became of the last drafts: `sampled` is what the model wrote in their place."""
         if self._drafted is None or self.session.drafts is None:
             return
-        (ahead, ours), self._drafted = self._drafted, None
+        (ahead, ours, tried), self._drafted = self._drafted, None
         reached = sampled[: len(ahead)] == ahead
-        self.session.drafts.judge(ours, sampled[len(ahead) :] if reached else None)
+        self.session.drafts.judge(ours, sampled[len(ahead) :] if reached else None, tried)
         trace = self.session.trace
         trace.drafts_offered, trace.drafts_accepted = self.session.drafts.offered, self.session.drafts.accepted
 
@@ -238,6 +253,14 @@ class LazyGrammar(StructuredOutputGrammar):
         """Back to the start."""
         if self.fault is None:
             self.session.reset()
+
+
+class _Drafted(NamedTuple):
+    """The last drafts: those of the proposer, ours behind them, and how many of ours the model was given."""
+
+    ahead: list[int]
+    ours: list[int]
+    tried: int
 
 
 class Reasoning(NamedTuple):

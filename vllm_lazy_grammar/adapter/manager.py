@@ -125,6 +125,7 @@ class ServesLazy(_Base):
         if not isinstance(grammar, LazyGrammar):
             return
         grammar.spent = request.num_output_tokens
+        grammar.schedules(len(drafts))
         reasons = grammar.is_near_end and not structured.reasoning_ended and not self.enable_in_reasoning
         reasoner = self._get_reasoner(request) if reasons else None
         end = () if reasoner is None else self.backend.marker(reasoner)

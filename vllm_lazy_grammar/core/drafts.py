@@ -88,17 +88,19 @@ class Drafts:
         """Whether drafts are accepted often enough to go on."""
         return self._reached < TRIED or self.accepted >= WORTH * self._reached
 
-    def judge(self, drafts: Sequence[int], written: Sequence[int] | None) -> None:
+    def judge(self, drafts: Sequence[int], written: Sequence[int] | None, tried: int | None = None) -> None:
         """Tell what became of drafts.
 
         Args:
             drafts: as they were offered.
             written: what the model wrote in their place; None where it had gone another way before them.
+            tried: how many of them the model was given; None: all.
         """
-        self.offered += len(drafts)
+        tried = len(drafts) if tried is None else tried
+        self.offered += tried
         if written is not None:
-            self._reached += len(drafts)
-            self.accepted += self._habits.judge(drafts, written)
+            self._reached += tried
+            self.accepted += self._habits.judge(drafts, written, tried)
 
     def tokens(self, at: Position, limit: int) -> list[int]:
         """At most `limit` tokens that are likely to come next, inside the grammar."""

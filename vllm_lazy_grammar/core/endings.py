@@ -40,6 +40,9 @@ _AHEAD = 256
 """Stands that are looked at ahead, the nearest to the start first."""
 
 _AT_ONCE = 32
+_NO_BYTE = -1
+_STATE_BYTES = 800
+"""A state of a network, about."""
 
 
 class Costs(NamedTuple):
@@ -84,6 +87,13 @@ class Endings:
         with self._lock:
             named = self._stacks.by_name(stand, part) if isinstance(part, int) else DEAD
             return named if named >= 0 else self._stacks.steps(stand, piece)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about."""
+        costs = len(self._costs) * self._row_words * 32 * np.dtype(np.int16).itemsize
+        states = len(self._network.states) * _STATE_BYTES
+        return states + self._stacks.nbytes + self._shortest.nbytes + costs + self._behind_each.nbytes
 
     def prepare(self) -> None:
         """Work out ahead what the first looks ask for: the start's numbers, and the stands nearest to it. TooMuchError where the start's can not be."""
@@ -179,12 +189,14 @@ class Endings:
         """The stand behind each id, `DEAD` where the network does not take it; and which stands these are."""
         nodes, stacks = self._pieces.nodes, self._stacks
         found = np.zeros(STANDS, np.bool_)
+        lacking = np.full(STANDS, _NO_BYTE, np.int16)
         self._behind_each.fill(DEAD)
-        waiting = np.array([[0, stand, 0]], np.int32)
+        waiting = np.array([[0, stand]], np.int32)
         while len(waiting):
-            waiting = _walk(*nodes, stacks.table, waiting, self._path, self._behind_each, found)
-            for place, byte in dict(waiting[:, 1:].tolist()).items():  # one byte of each stand: its row is filled
-                stacks.step(place, byte)
+            waiting = _walk(*nodes, stacks.table, waiting, self._path, self._behind_each, found, lacking)
+            for place in np.flatnonzero(lacking != _NO_BYTE).tolist():  # one byte of each stand: its row is filled
+                stacks.step(place, int(lacking[place]))
+                lacking[place] = _NO_BYTE
         return self._behind_each, np.flatnonzero(found).tolist()
 
     def _named(self, stand: int) -> dict[int, int]:
@@ -215,14 +227,16 @@ def _walk(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
     path: NDArray[np.int32],
     behind: NDArray[np.int32],
     found: NDArray[np.bool_],
+    lacking: NDArray[np.int16],
 ) -> NDArray[np.int32]:
     """Write the stand behind each token below some nodes, and mark it in `found`.
 
     `waiting` has these nodes, and for each the stand before its byte.
 
-    Returns the places where the table has no entry yet: int32[_, 3], node, stand and byte; nothing was done below them.
+    Returns the places where the table has no entry yet: int32[_, 2], node and stand; nothing was done below them. `lacking` is given a byte of
+    each such stand: they are few, and the places are many.
     """
-    asked, count = np.empty((64, 3), np.int32), 0
+    asked, count = np.empty((64, 2), np.int32), 0
     for k in range(len(waiting)):
         node = waiting[k, 0]
         end = skips[node] if node else len(edges)
@@ -234,10 +248,11 @@ def _walk(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
             if after < 0:
                 if after == UNKNOWN:
                     if count == len(asked):
-                        grown = np.empty((2 * count, 3), np.int32)
+                        grown = np.empty((2 * count, 2), np.int32)
                         grown[:count] = asked
                         asked = grown
-                    asked[count, 0], asked[count, 1], asked[count, 2] = node, path[depth - 1], edges[node]
+                    asked[count, 0], asked[count, 1] = node, path[depth - 1]
+                    lacking[path[depth - 1]] = edges[node]
                     count += 1
                 node = skips[node]
                 continue

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -85,12 +85,12 @@ class Flat:
         if known == len(self._network.states):
             return
         more = _arrays(self._network.states[known:], self._network.shortest[known:])
-        self.arrays = Arrays(
-            *(
-                np.concatenate((mine, its[1:] + mine[-1] if name.endswith("_at") else its))
-                for name, mine, its in zip(Arrays._fields, old, more, strict=True)
-            )
-        )
+        joined = (_joined(name, getattr(old, name), getattr(more, name)) for name in Arrays._fields)
+        self.arrays = Arrays(*joined)
+
+
+def _joined(name: str, mine: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate((mine, more[1:] + mine[-1] if name.endswith("_at") else more))
 
 
 def _lacks(state: State) -> bool:

@@ -65,9 +65,15 @@ class Habits:
         piece = self._vocabulary.piece
         return [first, *spelled(self._vocabulary, piece(token)[len(piece(first)) :])]
 
-    def judge(self, drafts: Sequence[int], written: Sequence[int]) -> int:
-        """Learn from drafts and what the model wrote in their place; how many were written as drafted."""
-        for count, (draft, token) in enumerate(zip(drafts, written, strict=False)):
+    def judge(self, drafts: Sequence[int], written: Sequence[int], tried: int) -> int:
+        """Learn from drafts and what the model wrote in their place; how many were written as drafted.
+
+        Args:
+            drafts: as they were offered.
+            written: what the model wrote.
+            tried: how many of the drafts the model was given; of the others nothing is learnt.
+        """
+        for count, (draft, token) in enumerate(zip(drafts[:tried], written, strict=False)):
             is_last = count == len(drafts) - 1
             if draft == token:
                 self._note(self._whole, draft, 1)
@@ -76,7 +82,7 @@ class Habits:
                 continue
             self._differs(draft, token, is_last=is_last)
             return count
-        return min(len(drafts), len(written))
+        return min(tried, len(written))
 
     def _differs(self, draft: int, token: int, *, is_last: bool) -> None:
         piece, other = self._vocabulary.piece(draft), self._vocabulary.piece(token)

@@ -16,6 +16,8 @@ import time
 from collections import OrderedDict
 from concurrent.futures import wait
 from functools import lru_cache, partial
+from itertools import count
+from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 from weakref import WeakKeyDictionary, ref
 
@@ -53,6 +55,9 @@ _PATIENCE = 0.5
 _SETS = 8
 """Sets of ids that are never text, for which a grammar's endings are kept."""
 
+KEPT_BYTES = 256 << 20
+"""Memory that the endings of all grammars may take; what is in use beyond stays until it is not."""
+
 
 def far(shortest: int) -> int:
     """Tokens left above which rows are those without a budget."""
@@ -73,6 +78,9 @@ class Prepared:
     Args:
         make: works them out; None where they can not be found out.
         worker: does it ahead; None: whoever asks first does.
+
+    Attributes:
+        used: when they were asked for last, in the order of whoever keeps them.
     """
 
     def __init__(self, make: Callable[[], Endings | None], worker: Worker | None = None) -> None:
@@ -80,6 +88,13 @@ class Prepared:
         self._worker = worker
         self._lock = threading.Lock()
         self._is_begun = False
+        self.used = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about; 0 until they are there."""
+        endings = self._task.result() if self.ready else None
+        return 0 if endings is None else endings.nbytes
 
     @property
     def ready(self) -> bool:
@@ -114,10 +129,14 @@ class EndingsStore:
         vocabulary: the model's.
         trie: its pieces.
         worker: works them out; None: whoever asks first does.
+        limit_bytes: bound of what is kept, the least recently asked for goes first; checked when another grammar's are begun.
     """
 
-    def __init__(self, vocabulary: Vocabulary, trie: ByteTrie, worker: Worker | None = None) -> None:
-        self.vocabulary, self._trie, self._worker = vocabulary, trie, worker
+    def __init__(
+        self, vocabulary: Vocabulary, trie: ByteTrie, worker: Worker | None = None, *, limit_bytes: int = KEPT_BYTES
+    ) -> None:
+        self.vocabulary, self._trie, self._worker, self._limit = vocabulary, trie, worker, limit_bytes
+        self._uses = count()
         self._found: WeakKeyDictionary[CompiledGrammar, OrderedDict[frozenset[int], Prepared]] = WeakKeyDictionary()
         self._pieces = lru_cache(_SETS)(partial(Pieces, trie))
         self._lock = threading.Lock()
@@ -126,11 +145,31 @@ class EndingsStore:
         """The endings of a grammar where the ids in `never` are not text, there or to come."""
         with self._lock:
             known = self._found.setdefault(grammar, OrderedDict())
-            if never not in known:
-                known[never] = Prepared(partial(self._made, ref(grammar), never), self._worker)
+            found = known.get(never)
+            if found is None:
+                self._make_room()
+                found = known[never] = Prepared(partial(self._made, ref(grammar), never), self._worker)
                 if len(known) > _SETS:
                     known.popitem(last=False)
-            return known[never]
+            found.used = next(self._uses)
+            return found
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by what is kept, about."""
+        with self._lock:
+            return sum(prepared.nbytes for known in self._found.values() for prepared in known.values())
+
+    def _make_room(self) -> None:
+        held = [
+            (each.used, each.nbytes, known, never) for known in self._found.values() for never, each in known.items()
+        ]
+        total = sum(nbytes for _, nbytes, _, _ in held)
+        for _, nbytes, known, never in sorted(held, key=itemgetter(0)):
+            if total <= self._limit:
+                break
+            total -= nbytes
+            del known[never]
 
     def forget(self, grammar: CompiledGrammar, never: frozenset[int]) -> None:
         """Begin anew with the next request: what was kept has grown as large as it may."""
@@ -170,6 +209,7 @@ class LeadingOut:
         self._look_at = self._looked_at = FIRST
         self._marks: dict[int, tuple[Text | None, int]] = {}
         self._asked: Prepared | None = None
+        self._is_lost = False
 
     def fork(self) -> Self:
         """The same for another session at the same position."""
@@ -223,16 +263,16 @@ class LeadingOut:
             Whether the row masks anything now.
         """
         if at.matcher is not self._matcher:
-            self._matcher, self._look_at = at.matcher, FIRST
+            self._matcher, self._look_at, self._is_lost = at.matcher, FIRST, False
             self._marks.clear()
         if remaining >= self._looked_at:
             self._look_at = FIRST
-        if remaining > self._look_at:
+        if remaining > self._look_at or self._is_lost:
             return masks
         try:
             return self._led(at, row, remaining, masks=masks)
         except TooMuchError:
-            self._trace.budget_lost = True
+            self._trace.budget_lost = self._is_lost = True  # what took too much would do so again at every step
             self._store.forget(self._compile.result(), self._never)
             return masks
 

@@ -31,6 +31,9 @@ _ITEMS = 2_000
 STANDS = 8_000
 """Stands that may be worked out for one grammar."""
 
+_ENTRY_BYTES = 500
+"""A stand or a stack with what is kept beside it, about."""
+
 Item = tuple[int, int]
 """(state, stack)"""
 
@@ -59,6 +62,11 @@ class Stacks:
         self.table = np.full((64, 256), UNKNOWN, np.int32)
         self._behind: dict[frozenset[Item], int] = {}
         self.start = self._stand([(network.start, BOTTOM)])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about."""
+        return self.table.nbytes + (len(self.items) + len(self._behind) + len(self.frames)) * _ENTRY_BYTES
 
     def _push(self, state: int, stack: int) -> int:
         known = self._stacks.get((state, stack))
