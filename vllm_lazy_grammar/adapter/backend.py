@@ -23,6 +23,7 @@ from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
 from vllm_lazy_grammar.adapter.joiner import TokenizerJoiner
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import GrammarRequest, grammar_key
+from vllm_lazy_grammar.adapter.tracing import Tracing
 from vllm_lazy_grammar.core import byte_trie, endings, rows
 from vllm_lazy_grammar.core.assembly import Assembly
 from vllm_lazy_grammar.core.blanks import BlankBound
@@ -106,6 +107,7 @@ class LazyBackend(StructuredOutputBackend):
             timeout_ms=settings.trigger_timeout_ms,
         )
         self.rows_of = RowsOf()
+        self.tracing = Tracing(settings, self.vocabulary) if settings.trace_dir else None
         self.draft_room = draft_room(vllm_config, wanted=settings.drafts)
         self._joiner = TokenizerJoiner(tokenizer, self.vocabulary)
         self._habits = Habits(self.vocabulary)
@@ -178,6 +180,9 @@ class LazyBackend(StructuredOutputBackend):
         session = self._session(request, hold.compile)
         if request.budget <= FIRST:
             hold.compile.future.add_done_callback(partial(_look_ahead, weakref.ref(session)))
+        if self.tracing is not None and self.tracing.wants(request):
+            triggers = None if request.spec is None else self.assembly.triggers(request.spec, request.stop_ids)
+            return self.tracing.grammar(request, session, hold, self.rows_of, triggers)
         return LazyGrammar(request, session, hold, self.rows_of)
 
     def _session(self, request: GrammarRequest, compile_: Compile) -> Session:
@@ -206,6 +211,8 @@ class LazyBackend(StructuredOutputBackend):
     def destroy(self) -> None:
         """End the worker; what has not started never starts."""
         self.worker.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
 
 def _look_ahead(held: weakref.ref[Session], compiled: Future[Any]) -> None:

@@ -113,8 +113,14 @@ class Recorder:
         self._fills[self._session.num_offered] = Fill(left, seconds, waited)
 
     def drafted(self, ahead: Sequence[int], ours: Sequence[int]) -> None:
-        """These are the next tokens that will be tried: the proposer's, as far as the grammar took them, and the grammar's own behind them."""
-        self._drafts = _Drafts(self._session.num_offered, (*ahead, *ours), len(ahead))
+        """These are the next tokens that will be tried: the proposer's, as far as the grammar took them, and the grammar's own behind them.
+
+        Told again at the same place, the later word counts.
+        """
+        start = self._session.num_offered
+        if start == self._drafts.start:
+            self._offered -= len(self._drafts.tokens)
+        self._drafts = _Drafts(start, (*ahead, *ours), len(ahead))
         self._offered += len(self._drafts.tokens)
 
     def took(self, token: int) -> None:
