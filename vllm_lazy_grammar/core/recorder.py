@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
+from vllm_lazy_grammar.core.rows import count_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +109,7 @@ class Recorder:
 
     def filled(self, row: Row, seconds: float, waited: float) -> None:
         """The next position has this row; making it took so long, waiting for the compile included."""
-        left = min(int(np.bitwise_count(row.view(np.uint32)).sum()), self._session.size)
+        left = count_allowed(row, self._session.size)
         self._fills[self._session.num_offered] = Fill(left, seconds, waited)
 
     def drafted(self, ahead: Sequence[int], ours: Sequence[int]) -> None:
