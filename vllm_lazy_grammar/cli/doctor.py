@@ -71,7 +71,7 @@ def states_of(table: Table) -> list[SeamState]:
 
 
 def vllm_version() -> str:
-    """VLLM's version. ImportError where it can not be imported."""
+    """The version of vLLM. ImportError where it can not be imported."""
     from vllm_lazy_grammar.plugin import vllm_version  # noqa: PLC0415 -- it imports vLLM
 
     return vllm_version()

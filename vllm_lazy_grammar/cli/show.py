@@ -79,7 +79,7 @@ def told_event(event: Line) -> str:
 def summary(console: Console, story: list[Line]) -> None:
     """What came of it, in a few lines."""
     end = story[-1]["end"]
-    waited = f", {end['waited_ms']} ms of it waited for" if end["waited_ms"] else ", nobody waited for it"
+    waited = f", the engine waited {end['waited_ms']} ms for it" if end["waited_ms"] else ", nobody waited for it"
     compiled = "not done" if end["compile_ms"] is None else f"{end['compile_ms']} ms{waited}"
     console.print(Text(f"{end['summary']}; {end['tokens']} tokens, now {end['state']}"))
     console.print(Text(f"compile {compiled}; masks {end['fill_ms']} ms"))
