@@ -170,6 +170,14 @@ TENSOR_PARALLEL_2 = Flags(
 )
 """Dummy weights: the demo model's 9 heads can not be halved."""
 
+TRACES = Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / f"traces-{os.getpid()}"
+"""Where the server with traces writes them."""
+
+TRACED = Flags(
+    args=(*LAZY.args, *_WISHING, "--additional-config", json.dumps({"lazy_grammar": {"trace_dir": str(TRACES)}})),
+    dtype="float32",
+)
+
 XGRAMMAR_FLOAT32 = Flags(args=("--structured-outputs-config.backend", "xgrammar"), dtype="float32")
 DUMMY_LAZY = Flags(model="dummy", args=(*LAZY.args, *_WISHING), max_model_len=8192)
 

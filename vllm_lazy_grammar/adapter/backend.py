@@ -22,7 +22,7 @@ from vllm_lazy_grammar.adapter.faults import Ended
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
 from vllm_lazy_grammar.adapter.joiner import TokenizerJoiner
 from vllm_lazy_grammar.adapter.log import logger
-from vllm_lazy_grammar.adapter.request import GrammarRequest, grammar_key
+from vllm_lazy_grammar.adapter.request import TRACE, GrammarRequest, grammar_key
 from vllm_lazy_grammar.adapter.tracing import Tracing
 from vllm_lazy_grammar.core import byte_trie, endings, rows
 from vllm_lazy_grammar.core.assembly import Assembly
@@ -33,7 +33,9 @@ from vllm_lazy_grammar.core.habits import Habits
 from vllm_lazy_grammar.core.leading import FIRST, EndingsStore
 from vllm_lazy_grammar.core.likely import likely
 from vllm_lazy_grammar.core.prewarm import ROWS, Worker
+from vllm_lazy_grammar.core.xargs import PREFIX
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
+from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.settings import Settings
 
 if TYPE_CHECKING:
@@ -183,6 +185,8 @@ class LazyBackend(StructuredOutputBackend):
         if self.tracing is not None and self.tracing.wants(request):
             triggers = None if request.spec is None else self.assembly.triggers(request.spec, request.stop_ids)
             return self.tracing.grammar(request, session, hold, self.rows_of, triggers)
+        if request.traced and self.tracing is None:
+            raise RequestError(PREFIX + TRACE, 1, "this server writes no traces: its setting trace_dir names no folder")
         return LazyGrammar(request, session, hold, self.rows_of)
 
     def _session(self, request: GrammarRequest, compile_: Compile) -> Session:
