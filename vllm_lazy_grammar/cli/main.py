@@ -152,7 +152,8 @@ def check(  # noqa: PLR0913 -- each is an option
         show.tokens(console, verdict.story)
     show.misses(console, verdict.story[-1]["end"]["misses"])
     if verdict.refusal is None:
-        console.print(Text("accepted", style="bold green"))
+        idle = question.spec is not None and not verdict.activations
+        console.print(Text("accepted" + (": no trigger fired, nothing was held" if idle else ""), style="bold green"))
         return
     show.refusal(console, verdict.refusal, model.vocabulary)
     raise typer.Exit(REFUSED)
