@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from tests.adapter.test_draft_windows import NGRAM, window
 from tests.adapter.test_manager import LAZILY, SCHEMA, Engine
 from vllm_lazy_grammar.core.story import read
 
@@ -14,8 +15,9 @@ pytestmark = pytest.mark.vllm
 TRACED = {**LAZILY, "grammar_trace": 1}
 
 
-def engine_with(folder, **settings):
-    return Engine(additional_config={"lazy_grammar": {"trace_dir": str(folder), **settings}})
+def engine_with(folder, speculative_config=None, **settings):
+    config = {} if speculative_config is None else {"speculative_config": speculative_config}
+    return Engine(additional_config={"lazy_grammar": {"trace_dir": str(folder), **settings}}, **config)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +129,34 @@ def test_a_share_of_all_requests_is_traced_unasked_with_the_prompt_where_the_ope
     write(engine, request, "Well")
     traced[0].finish()
     assert story(engine, tmp_path, request)[0]["prompt"]
+    engine.manager.clear_backend()
+
+
+def test_drafts_are_told_with_the_tokens_that_came_of_them(tmp_path):
+    engine = engine_with(tmp_path, speculative_config=NGRAM)
+    request = engine.request(TRACED, json=SCHEMA)
+    engine.ready(request).session._compile.join_rows()
+    window(engine, request, [])
+    assert engine.accept(request, "<x>")
+    drafts = engine.manager.validate_tokens(request, [])
+    assert len(drafts) > 2
+    window(engine, request, drafts)
+    sampled = [*drafts[:-1], *engine.ids('"')]  # the last one is not what the model wrote
+    request.append_output_token_ids(sampled)
+    assert engine.manager.accept_tokens(request, sampled)
+    engine.ready(request).finish()
+    _, *lines, end = story(engine, tmp_path, request)
+    answered = lines[-len(sampled) :]
+    assert [line["token"] for line in answered] == sampled
+    assert [line.get("draft") for line in answered] == [*["grammar"] * (len(drafts) - 1), None]
+    assert answered[-1]["instead_of"] == drafts[-1]
+    assert all(line["left"] > 0 for line in answered)
+    told = end["end"]["drafts"]
+    assert told == {
+        "offered": len(drafts),
+        "accepted": len(drafts) - 1,
+        "of_the_grammar": {"offered": len(drafts), "accepted": len(drafts) - 1},
+    }
     engine.manager.clear_backend()
 
 

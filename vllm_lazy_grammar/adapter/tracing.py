@@ -70,7 +70,9 @@ class Tracing:
         told, recorded = notes.told(now, self._vocabulary, prompt=self._settings.trace_prompt), notes.recorded()
         name = now.strftime("%Y%m%dT%H%M%S.%f")
         if not self.files.add(notes.request.request_id, name, lambda: write(tell(told, recorded))):
-            logger.warning("Request %s: its trace is dropped, too many wait to be written", notes.request.request_id)
+            dropped = self.files.dropped
+            if dropped.bit_count() == 1:  # told at the first, the second, the fourth, ...: they come in bursts
+                logger.warning("Too many traces wait to be written: %d were dropped so far", dropped)
 
     def close(self) -> None:
         """Write what waits."""
