@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "_seams": {"errors"},
     "plugin": {"errors", "_seams"},
     "adapter": {"errors", "core", "engines", "tools", "settings", "adapter"},
-    "cli": {"errors", "core", "engines", "tools", "settings", "cli"},
+    "cli": {"errors", "core", "engines", "tools", "settings", "_seams", "cli"},
     "__init__": {"errors", "core", "tools", "settings", "plugin"},
 }
 """Layer -> what it may import of ours. Inside functions the plugin may import the adapter, and the command line the plugin."""
