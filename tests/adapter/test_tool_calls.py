@@ -407,10 +407,6 @@ def served_parsers():
 def test_every_parser_with_a_preset_gets_its_grammar(serving, name, choice):
     if name not in registered():
         pytest.skip("this vLLM has no such parser")
-    if name == "openai":
-        pytest.skip("gpt-oss needs a vocabulary that its package downloads")
-    if name.startswith("cohere"):
-        pytest.importorskip("cohere_melody")
     family = catalogue().parsers[name][0].family
     parser = serving(name, family)
     request = chat(choice)

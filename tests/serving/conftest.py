@@ -3,8 +3,8 @@
 A test says which with ``pytestmark = pytest.mark.server(LAZY)`` and takes ``server``; one that compares names two and takes ``servers``.
 
 Invariants:
-- Tests that name the same server run one after another, in the order of their files.
-- A server is stopped before one of another group starts.
+- Tests that name the same server run one after another, in the order of their files, and in one process where there are several.
+- A process stops a server before it starts one of another group.
 - A failed test shows the end of its servers' logs.
 """
 
@@ -29,22 +29,37 @@ def _flags(item: pytest.Item) -> tuple[Flags, ...]:
     return marker.args if marker else ()
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bring the tests of one server together; tests without a server go first."""
+    """Bring the tests of one server together; tests without a server go first, and stay with their file.
+
+    First of all hooks, because ``pytest-xdist --dist loadgroup`` reads the groups in one of its own.
+    """
     groups: dict[tuple[Flags, ...], list[pytest.Item]] = {(): []}
     for item in items:
         groups.setdefault(_flags(item), []).append(item)
-    items[:] = [item for flags in _neighbours(list(groups)) for item in groups[flags]]
+    items[:] = [item for number, flags in _neighbours(list(groups)) for item in _named(groups[flags], number)]
 
 
-def _neighbours(left: list[tuple[Flags, ...]]) -> Iterator[tuple[Flags, ...]]:
-    """The groups, each behind one that it shares a server with where there is one."""
+def _named(items: list[pytest.Item], number: int) -> list[pytest.Item]:
+    """The tests, told which of them one process runs: those of a group of servers, or of a file."""
+    for item in items:
+        item.add_marker(
+            pytest.mark.xdist_group(f"servers-{number}" if _flags(item) else item.nodeid.partition("::")[0])
+        )
+    return items
+
+
+def _neighbours(left: list[tuple[Flags, ...]]) -> Iterator[tuple[int, tuple[Flags, ...]]]:
+    """The groups, each behind one that it shares a server with where there is one; those that do have the same number."""
     last: tuple[Flags, ...] = ()
+    number = 0
     while left:
-        last = next((flags for flags in left if set(flags) & set(last)), left[0])
+        near = next((flags for flags in left if set(flags) & set(last)), None)
+        number += near is None
+        last = left[0] if near is None else near
         left.remove(last)
-        yield last
+        yield number, last
 
 
 @pytest.hookimpl(trylast=True)

@@ -79,7 +79,11 @@ def _made_at(target: Path) -> Iterator[Path]:
         made = Path(scratch) / target.name
         made.mkdir()
         yield made
-        made.rename(target)
+        try:
+            made.rename(target)
+        except OSError:  # another process was quicker, which is as good; else it is an error
+            if not target.is_dir():
+                raise
 
 
 def dummy_model(target: Path) -> Path:

@@ -29,14 +29,14 @@ SCHEMA = {
 
 
 def drafting(**speculative):
-    return Flags(args=(*BASE, "--speculative-config", json.dumps(speculative)), dtype="float32")
+    return Flags(args=(*BASE, "--speculative-config", json.dumps(speculative)))
 
 
 def ngram(count):
     return drafting(method="ngram", num_speculative_tokens=count, prompt_lookup_min=2, prompt_lookup_max=4)
 
 
-PLAIN = Flags(args=BASE, dtype="float32")
+PLAIN = Flags(args=BASE)
 NGRAM_8 = ngram(8)
 NGRAM_3 = ngram(3)
 ALONE = drafting(method="custom_class", model=OURS, num_speculative_tokens=8)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import gzip
+import importlib.util
 import json
 import logging
 import os
+import tempfile
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.tools.presets_of import extra_tokens
 
@@ -100,13 +105,17 @@ class HarmonyTokenizer:
 
 @functools.cache
 def harmony_tokenizer():
-    """None where its vocabulary can not be had: its package downloads it."""
-    from openai_harmony import HarmonyError
-
-    try:
+    """gpt-oss's own tokens. Its package would download their table; another one carries it."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        (Path(folder) / "o200k_base.tiktoken").write_bytes(_o200k())
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", folder)
         return HarmonyTokenizer()
-    except HarmonyError:
-        return None
+
+
+def _o200k():
+    """The table as openai-harmony reads it; found without importing the package that carries it, which warns."""
+    (package,) = importlib.util.find_spec("bpe_openai").submodule_search_locations
+    return gzip.decompress((Path(package) / "data/o200k_base.tiktoken.gz").read_bytes())
 
 
 class _Shown:

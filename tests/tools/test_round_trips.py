@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 
 import jsonschema
@@ -21,8 +20,6 @@ SERVED = [(name, parser) for name in FAMILIES for parser in catalogue().families
 OTHERS = [pair for pair in SERVED if pair[0] != "harmony"]
 SEEDS = range(16)
 FEW = range(6)
-NEEDS = {"cohere_command3": "cohere_melody", "cohere_command4": "cohere_melody"}
-"""Packages that a stock parser needs and vLLM does not install."""
 
 
 def tokenizer_of(family):
@@ -34,11 +31,7 @@ def rng(seed):
     return random.Random(seed)  # noqa: S311 - the same in every run
 
 
-def parsed_here(family, parser):
-    if family in NEEDS and importlib.util.find_spec(NEEDS[family]) is None:
-        pytest.skip(f"the stock parser needs the package {NEEDS[family]}")
-    if family == "harmony" and stock.harmony_tokenizer() is None:
-        pytest.skip("the stock parser needs the vocabulary of gpt-oss, which its package downloads")
+def parsed_here(parser):
     if parser not in stock.registered():
         pytest.skip(f"this vLLM has no parser {parser}")
 
@@ -81,7 +74,7 @@ def random_matcher_refuses(choice, text):
 @pytest.mark.vllm
 @pytest.mark.parametrize(("family", "parser"), SERVED)
 def test_the_stock_parser_gives_back_what_was_called_whole_and_streamed(family, parser):
-    parsed_here(family, parser)
+    parsed_here(parser)
     check_written(family, parser, tokenizer_of(family), SEEDS)
 
 
@@ -90,7 +83,7 @@ def test_the_stock_parser_gives_back_what_was_called_whole_and_streamed(family, 
 @pytest.mark.shared
 @pytest.mark.parametrize(("family", "parser"), OTHERS)
 def test_the_same_with_the_tokenizer_of_qwen3(family, parser):
-    parsed_here(family, parser)
+    parsed_here(parser)
     check_written(family, parser, stock.qwen3_tokenizer(family), range(20, 26))
 
 
@@ -98,7 +91,7 @@ def test_the_same_with_the_tokenizer_of_qwen3(family, parser):
 @pytest.mark.vllm
 @pytest.mark.parametrize(("family", "parser"), OTHERS)
 def test_the_same_with_the_tokenizer_of_the_demo_model(family, parser):
-    parsed_here(family, parser)
+    parsed_here(parser)
     check_written(family, parser, stock.loaded_tokenizer(str(demo_model()), family), range(30, 36))
 
 
@@ -117,7 +110,7 @@ def check_written(family, parser, tokenizer, seeds):
 @pytest.mark.vllm
 @pytest.mark.parametrize(("family", "parser"), SERVED)
 def test_random_calls_of_the_grammar_come_back_with_arguments_that_obey_the_schema(family, parser):
-    parsed_here(family, parser)
+    parsed_here(parser)
     preset, tokenizer = preset_of(family), tokenizer_of(family)
     for seed in SEEDS:
         if (found := drawn(family, seed)) is None:
@@ -145,7 +138,7 @@ def check_walked(family, parser, tokenizer, tools, text):
 @pytest.mark.parametrize("family", sorted(faults.WHOLE | faults.STREAMED))
 def test_a_fault_of_a_stock_parser_that_a_preset_names_is_still_there(family):
     preset = preset_of(family)
-    parsed_here(family, preset.parsers[0])
+    parsed_here(preset.parsers[0])
     assert preset.faults
     tokenizer, lost = stock.small_tokenizer(family), 0
     for seed in range(60):

@@ -70,9 +70,7 @@ class ServesTools(_Base):
 
     def _stock_would_adjust(self, request: Any) -> bool:
         cls = type(self)
-        tool_parser: Any = cls.tool_parser_cls
-        mistral = getattr(tool_parser, "IS_MISTRAL_TOOL_PARSER", False)
-        always = self._stock_adjusts_always or mistral or cls.reasoning_parser_cls is not None
+        always = self._stock_adjusts_always or _is_mistral(self) or cls.reasoning_parser_cls is not None
         return always or request.tool_choice != "none"
 
     def _apply_structural_tag(self, request: Any) -> Any:
@@ -89,16 +87,27 @@ class ServesTools(_Base):
 
     def _as_known(self, request: Any) -> Any:
         if self._known is None or self._known[0] is not request:
-            self._known = request, _known(request)
+            self._known = request, _known(request, forced_is_bare=is_written(request) and _is_mistral(self))
         return self._known[1]
 
 
-def _known(request: Any) -> Any:
-    """The request as vLLM's parsers understand it; the same object where they do anyway."""
+def _is_mistral(parser: Any) -> bool:
+    return getattr(type(parser).tool_parser_cls, "IS_MISTRAL_TOOL_PARSER", False)
+
+
+def _known(request: Any, *, forced_is_bare: bool) -> Any:
+    """The request as vLLM's parsers understand it; the same object where they do anyway.
+
+    Args:
+        request: the client's.
+        forced_is_bare: the parser takes the first text of a forced call for the call itself, though it may be prose here.
+    """
     tools = resolved(request.tools)
     changes = {} if tools is request.tools else {"tools": tools}
     if getattr(request.tool_choice, "type", None) == _ALLOWED:
         changes["tool_choice"] = request.tool_choice.mode
+    if forced_is_bare and request.tool_choice != "none":
+        changes["tool_choice"] = "auto"
     return request.model_copy(update=changes) if changes else request
 
 
