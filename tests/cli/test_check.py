@@ -102,6 +102,7 @@ def test_the_width_of_the_output_is_the_models(command, model, tmp_path):
     assert read(saved)[0]["vocabulary"] == 320
     command("check", model, *GATED, "a", "--save", saved, "--vocab-size", 352)
     assert read(saved)[0]["vocabulary"] == 352
+    assert command("check", model, *GATED, "a", "--save", tmp_path / "no" / "x.jsonl").exit_code == 2
 
 
 def test_a_preset_with_tools(command, model, tmp_path):

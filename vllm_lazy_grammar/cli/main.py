@@ -146,7 +146,8 @@ def check(  # noqa: PLR0913 -- each is an option
         follower = Follower(Workbench(model.vocabulary, Settings(), late=late), question, late=late)
     verdict = follower.follow(answer, partial=partial)
     if save is not None:
-        save.write_text(stories.write(verdict.story), "utf-8")
+        with _wrong_input():
+            _write("--save", save, stories.write(verdict.story))
     console = _console()
     if not quiet:
         show.tokens(console, verdict.story)
@@ -261,7 +262,7 @@ def trace(
     with _wrong_input():
         found = stories.read(_newest(file) if file.is_dir() else file)
         if html is not None:
-            _write(html, page.page(found))
+            _write("--html", html, page.page(found))
             return
     console = _console()
     console.print(Text(f"request {found[0]['request']}, {found[0]['time']}"))
@@ -278,8 +279,8 @@ def _newest(folder: Path) -> Path:
     return found[-1]
 
 
-def _write(path: Path, text: str) -> None:
+def _write(option: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as error:
-        raise RequestError("--html", str(path), f"this file can not be written: {error}") from error
+        raise RequestError(option, str(path), f"this file can not be written: {error}") from error
