@@ -39,6 +39,11 @@ def test_the_defaults_are_those_of_the_documentation():
         "unknown_tool_parser": "refuse",
         "presets_dir": "",
         "tool_cache_mb": 16,
+        "trace_dir": "",
+        "trace_rate": 0.0,
+        "trace_files": 1000,
+        "trace_mb": 100,
+        "trace_prompt": False,
     }
 
 
@@ -93,6 +98,12 @@ def test_an_unknown_key_is_refused_with_the_list_of_known_ones():
         ("tool_argument_spelling", True),
         ("unknown_tool_parser", "ignore"),
         ("presets_dir", 3),
+        ("trace_dir", 3),
+        ("trace_rate", -0.1),
+        ("trace_rate", 1.01),
+        ("trace_files", 0),
+        ("trace_mb", 0),
+        ("trace_prompt", 1),
     ],
 )
 def test_a_wrong_type_or_range_is_refused_with_field_and_value(name, value):
@@ -100,6 +111,12 @@ def test_a_wrong_type_or_range_is_refused_with_field_and_value(name, value):
         read({name: value})
     assert caught.value.field == f"additional_config.lazy_grammar.{name}"
     assert repr(value) in str(caught.value)
+
+
+def test_a_share_of_requests_to_trace_needs_a_folder_to_write_to(tmp_path):
+    with pytest.raises(SettingsError, match=r"trace_rate: this needs trace_dir.*\(got 0.5\)"):
+        read({"trace_rate": 0.5})
+    assert read({"trace_rate": 1, "trace_dir": str(tmp_path)}).trace_rate == 1.0
 
 
 @pytest.mark.parametrize("given", [[], "prewarm", 3, None, True])

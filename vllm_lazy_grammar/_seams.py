@@ -323,6 +323,11 @@ class Table:
             self._restore(bound)
             return bool(bound)
 
+    def holding(self) -> list[tuple[Seam, list[str]]]:
+        """Each seam, in the table's order, and what of it does not fit: nothing where it holds."""
+        with self._lock:
+            return [(seam, list(self._complaints_of(seam))) for seam in self._seams]
+
     def facts(self) -> list[str]:
         """What the checks look at, one line each, in the table's order, without repetitions."""
         with self._lock:
@@ -337,9 +342,12 @@ class Table:
 
     def _complaints(self) -> Iterator[str]:
         for seam in self._seams:
-            for check in (Exists(seam.target), *seam.checks):
-                if (text := _complaint(check, self._look)) is not None:
-                    yield f"{text} (needed: {seam.why})"
+            for text in self._complaints_of(seam):
+                yield f"{text} (needed: {seam.why})"
+
+    def _complaints_of(self, seam: Seam) -> Iterator[str]:
+        found = (_complaint(check, self._look) for check in (Exists(seam.target), *seam.checks))
+        return filter(None, found)
 
     def _message(self, complaints: Sequence[str]) -> str:
         listed = "".join(f"\n  - {c}" for c in dict.fromkeys(complaints))

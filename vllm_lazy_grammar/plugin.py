@@ -101,10 +101,11 @@ def table() -> Table:
         *_servers(),
         *_tools(),
     )
-    return Table(seams, version=_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
+    return Table(seams, version=vllm_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
 
-def _version() -> str:
+def vllm_version() -> str:
+    """Name and version of the vLLM that is installed. ImportError where there is none."""
     from vllm.version import __version__
 
     return f"vLLM {__version__}"

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -20,8 +21,8 @@ KEY = "lazy_grammar"
 _FIELD = f"additional_config.{KEY}"
 
 
-def _setting(default: float, least: float, help_text: str) -> Any:
-    return field(default=default, metadata={"least": least, "help": help_text})
+def _setting(default: float, least: float, help_text: str, most: float = sys.float_info.max) -> Any:
+    return field(default=default, metadata={"least": least, "most": most, "help": help_text})
 
 
 def _word(default: str, *others: str) -> Any:
@@ -56,6 +57,11 @@ class Settings:
         presets_dir: a folder of preset files (``*.toml``) of your own, which come before the package's.
         drafts: with speculative decoding, what the grammar knows of the text to come is drafted behind the proposer's drafts.
         tool_cache_mb: grammars' sources made from tools are kept up to this size, in MB.
+        trace_dir: a folder to which the stories of traced requests are written, one file each; none where it is empty.
+        trace_rate: share of all requests that are traced unasked, 0 to 1; a request asks with ``grammar_trace``.
+        trace_files: files kept in `trace_dir`, at most; the oldest go first.
+        trace_mb: their size together, at most, in MB.
+        trace_prompt: tell the prompt's text too.
     """
 
     prewarm: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
@@ -75,6 +81,15 @@ class Settings:
     presets_dir: str = _folder()
     drafts: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
     tool_cache_mb: int = _setting(16, 1, "a whole number of MB, 1 or more")
+    trace_dir: str = _folder()
+    trace_rate: float = _setting(0.0, 0, "a number, 0 to 1", most=1)
+    trace_files: int = _setting(1000, 1, "a whole number of files, 1 or more")
+    trace_mb: int = _setting(100, 1, "a whole number of MB, 1 or more")
+    trace_prompt: bool = _setting(False, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
+
+    def __post_init__(self) -> None:
+        if self.trace_rate and not self.trace_dir:
+            raise SettingsError(f"{_FIELD}.trace_rate", self.trace_rate, "this needs trace_dir, the folder to write to")
 
     @classmethod
     def from_additional_config(cls, config: object) -> Self:
@@ -100,7 +115,7 @@ def _checked(name: str, value: object, kind: type, metadata: Mapping[str, Any]) 
     if kind is str:
         return _checked_text(name, value, metadata)
     fits = isinstance(value, bool) if kind is bool else isinstance(value, (int, kind)) and not isinstance(value, bool)
-    if not fits or not metadata["least"] <= value < float("inf"):  # type: ignore[operator]  # a number, by `fits`
+    if not fits or not metadata["least"] <= value <= metadata["most"]:
         raise SettingsError(f"{_FIELD}.{name}", value, f"must be {metadata['help']}")
     return kind(value)
 

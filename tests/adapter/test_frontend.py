@@ -13,6 +13,7 @@ import pytest
 
 from tests.quiet import import_quietly, import_vllm
 from vllm_lazy_grammar import GrammarError, SettingsError
+from vllm_lazy_grammar.settings import Settings
 from vllm_lazy_grammar.testing import SMALL_CALL, SMALL_END, small_vocabulary
 
 pytestmark = pytest.mark.vllm
@@ -229,6 +230,23 @@ def test_triggers_for_another_backend_are_refused_not_ignored(judge, structured)
 def test_triggers_without_a_structured_output_are_refused(judge):
     with refused(r"vllm_xargs\.grammar_triggers: there is no grammar.*word:<t>"):
         judge(asked(None, WORD))
+
+
+def test_a_trace_is_refused_where_the_server_writes_none(judge):
+    with refused(r"vllm_xargs\.grammar_trace: .*trace_dir names no folder"):
+        judge(asked({"regex": "a"}, {"grammar_trace": 1}))
+    with refused(r"vllm_xargs\.grammar_trace: this is a boolean.*'maybe'"):
+        judge(asked({"regex": "a"}, {"grammar_trace": "maybe"}))
+    judge(asked({"regex": "a"}, {"grammar_trace": 0}))
+
+
+def test_a_trace_needs_a_grammar_where_the_server_writes_traces(frontend, engine, tmp_path):
+    from vllm_lazy_grammar.errors import RequestError
+
+    made = frontend.FrontEnd(Settings(trace_dir=str(tmp_path)), ModelConfig(), CONFIG)
+    made.check(asked({"regex": "a"}, {"grammar_trace": 1}), TOKENIZER, lambda params: None)
+    with pytest.raises(RequestError, match=r"grammar_trace: there is no grammar to trace"):
+        made.check(asked(None, {"grammar_trace": 1}), TOKENIZER, lambda params: None)
 
 
 def test_a_request_without_grammar_and_triggers_passes(judge, engine):

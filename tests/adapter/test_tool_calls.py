@@ -248,6 +248,10 @@ def test_other_arguments_in_vllm_xargs_are_kept(serving):
     assert adjusted(serving(), chat(vllm_xargs={"wishes": [1]})).vllm_xargs["wishes"] == [1]
 
 
+def test_a_request_with_tools_may_ask_for_a_trace(serving):
+    assert adjusted(serving(), chat(vllm_xargs={"grammar_trace": 1})).vllm_xargs["grammar_trace"] == 1
+
+
 # -- responses -------------------------------------------------------------------------------------------------------
 
 

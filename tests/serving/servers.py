@@ -169,6 +169,14 @@ DATA_PARALLEL_2 = Flags(args=(*LAZY.args, "--data-parallel-size", "2", *_WISHING
 TENSOR_PARALLEL_2 = Flags(model="dummy", args=(*LAZY.args, "--tensor-parallel-size", "2"), env=_TWO_CORES)
 """Dummy weights: the demo model's 9 heads can not be halved."""
 
+TRACES = Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / f"traces-{os.getpid()}"
+"""Where the server with traces writes them."""
+
+TRACED = Flags(
+    args=(*LAZY.args, *_WISHING, "--additional-config", json.dumps({"lazy_grammar": {"trace_dir": str(TRACES)}})),
+    dtype="float32",
+)
+
 XGRAMMAR = Flags(args=("--structured-outputs-config.backend", "xgrammar"))
 DUMMY_LAZY = Flags(model="dummy", args=(*LAZY.args, *_WISHING), max_model_len=8192)
 

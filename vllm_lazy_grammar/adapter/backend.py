@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import weakref
 from concurrent.futures import Future
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,31 +22,29 @@ from vllm_lazy_grammar.adapter.faults import Ended
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
 from vllm_lazy_grammar.adapter.joiner import TokenizerJoiner
 from vllm_lazy_grammar.adapter.log import logger
-from vllm_lazy_grammar.adapter.request import GrammarRequest, grammar_key
+from vllm_lazy_grammar.adapter.request import TRACE, GrammarRequest, grammar_key
+from vllm_lazy_grammar.adapter.tracing import Tracing
 from vllm_lazy_grammar.core import byte_trie, endings, rows
-from vllm_lazy_grammar.core.awaiting import AwaitingRows
+from vllm_lazy_grammar.core.assembly import Assembly
 from vllm_lazy_grammar.core.blanks import BlankBound
 from vllm_lazy_grammar.core.compiles import Compile, GrammarStore
-from vllm_lazy_grammar.core.control import ControlTokens, looks_like_marker
 from vllm_lazy_grammar.core.drafts import Drafts
-from vllm_lazy_grammar.core.gate import Gate
 from vllm_lazy_grammar.core.habits import Habits
-from vllm_lazy_grammar.core.inside import Blanks, Inside
 from vllm_lazy_grammar.core.leading import FIRST, EndingsStore
 from vllm_lazy_grammar.core.likely import likely
 from vllm_lazy_grammar.core.prewarm import ROWS, Worker
-from vllm_lazy_grammar.core.session import Session
-from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
+from vllm_lazy_grammar.core.xargs import PREFIX
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
+from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, StructuredOutputOptions
 
     from vllm_lazy_grammar.core.matcher import GrammarKey
+    from vllm_lazy_grammar.core.session import Session
 
 _MB = 1 << 20
-_BLANK_MODES: dict[str, Any] = {"json": "json", "json_object": "json", "structural_tag": "mixed"}
 
 
 class Hold:
@@ -102,18 +100,22 @@ class LazyBackend(StructuredOutputBackend):
         self.bound = BlankBound(self.vocabulary, settings.whitespace_bound)
         self.trie = byte_trie.ByteTrie(self.vocabulary)
         self.endings = EndingsStore(self.vocabulary, self.trie, self.worker) if settings.budget else None
+        self.assembly = Assembly(
+            self.vocabulary,
+            self.trie,
+            self.rows,
+            self.bound,
+            endings=self.endings,
+            timeout_ms=settings.trigger_timeout_ms,
+        )
         self.rows_of = RowsOf()
+        self.tracing = Tracing(settings, self.vocabulary) if settings.trace_dir else None
         self.draft_room = draft_room(vllm_config, wanted=settings.drafts)
         self._joiner = TokenizerJoiner(tokenizer, self.vocabulary)
         self._habits = Habits(self.vocabulary)
-        self._markers = self.vocabulary.named(t for t in self.vocabulary.added if looks_like_marker(t))
-        self._triggers = lru_cache(256)(self._compile_triggers)
         byte_trie.warm()
         endings.warm()
         rows.warm()
-
-    def _compile_triggers(self, spec: TriggerSpec, stop_ids: frozenset[int]) -> Triggers:
-        return Triggers.compile(spec, self.vocabulary, stop_ids=stop_ids)
 
     def eager(self, request: GrammarRequest) -> Future[StructuredOutputGrammar]:
         """A future of the request's grammar: vLLM keeps the request out of the batch until it is done."""
@@ -180,28 +182,18 @@ class LazyBackend(StructuredOutputBackend):
         session = self._session(request, hold.compile)
         if request.budget <= FIRST:
             hold.compile.future.add_done_callback(partial(_look_ahead, weakref.ref(session)))
+        if self.tracing is not None and self.tracing.wants(request):
+            triggers = None if request.spec is None else self.assembly.triggers(request.spec, request.stop_ids)
+            return self.tracing.grammar(request, session, hold, self.rows_of, triggers)
+        if request.traced and self.tracing is None:
+            raise RequestError(PREFIX + TRACE, 1, "this server writes no traces: its setting trace_dir names no folder")
         return LazyGrammar(request, session, hold, self.rows_of)
 
     def _session(self, request: GrammarRequest, compile_: Compile) -> Session:
-        key, spec = request.key, request.spec
-        mode = _BLANK_MODES.get(key.kind)
-        blanks = None if mode is None or key.compact else Blanks(self.bound, mode)
-        inside = Inside(self.vocabulary, compile_, self._control(request), blanks, request.stop_ids, self.rows)
-        drafts = self._drafts(key) if self.draft_room else None
-        if spec is None:
-            return Session(inside, compile_, endings=self.endings, drafts=drafts)
-        triggers = self._triggers(spec, request.stop_ids)
-        gate = Gate(triggers, self.vocabulary, context=request.context, timeout_ms=self.settings.trigger_timeout_ms)
-        awaiting = AwaitingRows(self.vocabulary, self.trie, self.rows, triggers, inside, compile_)
-        return Session(inside, compile_, spec, gate, awaiting, endings=self.endings, drafts=drafts)
+        return self.assembly.session(request, compile_, self._drafts(request.key) if self.draft_room else None)
 
     def _drafts(self, key: GrammarKey) -> Drafts:
         return Drafts(self.vocabulary, self._joiner, likely(key), self._habits, key.kind)
-
-    def _control(self, request: GrammarRequest) -> ControlTokens:
-        words = [] if request.spec is None else [t.source for t in request.spec.triggers]
-        named = self._markers | self.vocabulary.named((*words, *request.markers))
-        return ControlTokens(self.vocabulary, named, "\n".join((request.key.source, *words)))
 
     def marker(self, reasoner: Any) -> tuple[int, ...]:
         """The tokens that end the reasoning, as vLLM's parser for it has them; empty where it names none."""
@@ -223,6 +215,8 @@ class LazyBackend(StructuredOutputBackend):
     def destroy(self) -> None:
         """End the worker; what has not started never starts."""
         self.worker.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
 
 def _look_ahead(held: weakref.ref[Session], compiled: Future[Any]) -> None:

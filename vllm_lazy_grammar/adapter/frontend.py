@@ -27,8 +27,9 @@ from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import BACKEND, is_lazy, standing_for
 from vllm_lazy_grammar.adapter.reasoning import end_marker, refuse_unseen
 from vllm_lazy_grammar.adapter.refusals import options_of_ours, refuse_ignored
-from vllm_lazy_grammar.adapter.request import grammar_key, trigger_spec
+from vllm_lazy_grammar.adapter.request import TRACE, grammar_key, trigger_spec
 from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
+from vllm_lazy_grammar.core.xargs import PREFIX, read_bool
 from vllm_lazy_grammar.engines import xgrammar
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.settings import Settings
@@ -81,6 +82,7 @@ class FrontEnd:
             RequestError: the request can not be served.
         """
         spec = trigger_spec(params)
+        self._refuse_untraceable(params)
         structured = params.structured_outputs
         if structured is None:
             _refuse_without_grammar(spec)
@@ -94,6 +96,14 @@ class FrontEnd:
             judge = partial(self._judge_triggers, spec, None if made else key, tokenizer, stop_ids)
             self.once((key, spec, sorted(stop_ids), made), judge)
         structured._backend = BACKEND  # noqa: SLF001 -- where vLLM keeps the choice
+
+    def _refuse_untraceable(self, params: Any) -> None:
+        if not read_bool(params.extra_args or {}, TRACE):
+            return
+        if not self.settings.trace_dir:
+            raise RequestError(PREFIX + TRACE, 1, "this server writes no traces: its setting trace_dir names no folder")
+        if params.structured_outputs is None:
+            raise RequestError(PREFIX + TRACE, 1, "there is no grammar to trace: add `structured_outputs` or tools")
 
     def vouch(self, key: GrammarKey) -> None:
         """Note that we made this grammar ourselves, for triggers of ours: vLLM's own check does not know all that stands in it."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from vllm_lazy_grammar.core.matcher import GrammarKey, GrammarKind
 from vllm_lazy_grammar.core.triggers import KEYS, TriggerSpec
-from vllm_lazy_grammar.core.xargs import PREFIX
+from vllm_lazy_grammar.core.xargs import PREFIX, read_bool
 from vllm_lazy_grammar.errors import RequestError
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ MARKERS = "grammar_markers"
 CONTEXT = "grammar_context"
 """In ``vllm_xargs``: the text of the token with which the end of the prompt begins that patterns see."""
 
-OPTIONS = (*KEYS, MARKERS, CONTEXT)
+TRACE = "grammar_trace"
+"""In ``vllm_xargs``: the request's story is written down, where the operator has set a folder for it."""
+
+OPTIONS = (*KEYS, MARKERS, CONTEXT, TRACE)
 """All that is ours in ``vllm_xargs``."""
 
 
@@ -51,6 +54,9 @@ class GrammarRequest:
         context: the end of the prompt, as far as the gate sees it.
         budget: tokens that the answer may have, reasoning included.
         min_tokens: tokens that it shall have.
+        traced: it asks that its story is written down.
+        prompt: the prompt's tokens; read for a trace alone.
+        output: the answer's, a view that grows; read for a trace alone.
     """
 
     request_id: str
@@ -61,6 +67,9 @@ class GrammarRequest:
     context: bytes = b""
     budget: int = NO_BUDGET
     min_tokens: int = 0
+    traced: bool = False
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()
 
 
 def read(request: Request, vocabulary: Vocabulary, *, compact: bool, max_model_len: int) -> GrammarRequest:
@@ -87,6 +96,9 @@ def read(request: Request, vocabulary: Vocabulary, *, compact: bool, max_model_l
         _context(context_marker(params.extra_args or {}), request.prompt_token_ids or (), vocabulary),
         min(request.max_tokens, max_model_len - request.num_prompt_tokens),
         params.min_tokens,
+        read_bool(params.extra_args or {}, TRACE),
+        request.prompt_token_ids or (),
+        request.output_token_ids,
     )
 
 
@@ -95,7 +107,7 @@ def trigger_spec(params: SamplingParams) -> TriggerSpec | None:
     extra = params.extra_args or {}
     markers(extra)
     context_marker(extra)
-    return TriggerSpec.parse({key: value for key, value in extra.items() if key not in (MARKERS, CONTEXT)})
+    return TriggerSpec.parse({key: value for key, value in extra.items() if key not in (MARKERS, CONTEXT, TRACE)})
 
 
 def markers(extra: Mapping[str, Any]) -> tuple[str, ...]:

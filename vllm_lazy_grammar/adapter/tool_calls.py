@@ -20,7 +20,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers.utils import get_function_tools
 
 from vllm_lazy_grammar.adapter.refusals import options_of_ours
-from vllm_lazy_grammar.adapter.request import CONTEXT, MARKERS
+from vllm_lazy_grammar.adapter.request import CONTEXT, MARKERS, TRACE
 from vllm_lazy_grammar.engines import xgrammar
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.tools import choice
@@ -128,7 +128,7 @@ class ToolCalls:
             return None
         tools = choice.read_tools(_function(tool) for tool in get_function_tools(request.tools))
         wanted = choice.read_choice(_plain_choice(request.tool_choice), tools)
-        options = options_of_ours(request.vllm_xargs)
+        options = {name: value for name, value in options_of_ours(request.vllm_xargs).items() if name != TRACE}
         structured = request.extract_structured_outputs()
         if wanted.mode == "none" and (options or structured is not None):
             return None

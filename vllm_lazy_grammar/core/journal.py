@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from vllm_lazy_grammar.core.blanks import BlankState
@@ -23,6 +23,10 @@ class Phase(enum.Enum):
     PENDING = "pending"
     INSIDE = "inside"
     TERMINATED = "terminated"
+
+
+State = Literal["awaiting", "pending", "inside", "may end", "finished", "ended"]
+"""Where a session stands, as a person is told it; "ended" is behind a stop id that ended the turn."""
 
 
 class GateMoves(enum.IntFlag):

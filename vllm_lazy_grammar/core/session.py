@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.drafts import Drafts
     from vllm_lazy_grammar.core.gate import Gate
     from vllm_lazy_grammar.core.inside import Inside
+    from vllm_lazy_grammar.core.journal import State
     from vllm_lazy_grammar.core.leading import EndingsStore
     from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.trace import Trace
@@ -320,6 +321,11 @@ class Session:
     def phase(self) -> Phase:
         """What it is doing; does not join."""
         return self._walk.at.phase
+
+    @property
+    def state(self) -> State:
+        """Where it stands, as a person is told it; does not join."""
+        return self._walk.state
 
     @property
     def must_call(self) -> bool:

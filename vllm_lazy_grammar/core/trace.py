@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from vllm_lazy_grammar.core.transcript import Fed
     from vllm_lazy_grammar.core.triggers import Trigger
 
 
 class Event(NamedTuple):
-    """Something the gate did at one output token (counted from 0)."""
+    """Something the gate did at one output token (counted from 0); `replay` is what the grammar was fed then, or refused."""
 
     kind: Literal["fired", "refused", "rearmed"]
     token: int
     trigger: Trigger | None
+    replay: tuple[Fed, ...] = ()
 
 
 @dataclass(slots=True)

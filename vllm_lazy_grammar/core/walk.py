@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.gate import Gate, Observation
     from vllm_lazy_grammar.core.inside import Inside
+    from vllm_lazy_grammar.core.journal import State
     from vllm_lazy_grammar.core.triggers import TriggerSpec
 
 _PASSED, _OBSERVED = GateMoves.NONE, GateMoves.OBSERVED
 _INSIDE = Phase.INSIDE
+_STATES: dict[Phase, State] = {Phase.AWAITING: "awaiting", Phase.PENDING: "pending", Phase.TERMINATED: "ended"}
 
 
 class Walk:
@@ -206,7 +208,8 @@ class Walk:
 
     def _tell(self, kind: Literal["fired", "refused", "rearmed"], fired: Fired | None) -> None:
         events = self.trace.events
-        events.append(Event(kind, len(self._journal), None if fired is None else fired.trigger))
+        trigger, replay = (None, ()) if fired is None else (fired.trigger, fired.replay)
+        events.append(Event(kind, len(self._journal), trigger, replay))
         self.at = self.at._replace(events=len(events))
 
     def _untell(self) -> None:
@@ -327,6 +330,16 @@ class Walk:
         if at.phase is Phase.INSIDE:
             return at.matcher.is_completed()
         return at.phase is Phase.TERMINATED or (at.phase is Phase.AWAITING and not self.must_call)
+
+    @property
+    def state(self) -> State:
+        """Where it stands; "finished" is told from "may end" by a row."""
+        at = self.at
+        if at.phase is not _INSIDE:
+            return _STATES[at.phase]
+        if not at.matcher.is_completed():
+            return "inside"
+        return "finished" if self._inside.is_finished(at) else "may end"
 
     def ends(self, token: int) -> bool:
         """Whether this stop id would end the turn here."""

@@ -1,4 +1,4 @@
-"""scripts/bench: all benchmarks, or those named: steps windows gate trie endings first_token drafts."""
+"""scripts/bench: all benchmarks, or those named: steps windows gate trie endings first_token drafts traces."""
 
 from __future__ import annotations
 
@@ -74,6 +74,12 @@ def _drafts() -> None:
     drafts.run()
 
 
+def _traces() -> None:
+    from scripts.lib.bench import traces
+
+    traces.run(demo_model())
+
+
 BENCHES = {
     "steps": _steps,
     "windows": _windows,
@@ -82,6 +88,7 @@ BENCHES = {
     "endings": _endings,
     "first_token": _first_token,
     "drafts": _drafts,
+    "traces": _traces,
 }
 
 
