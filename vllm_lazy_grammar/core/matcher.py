@@ -87,9 +87,8 @@ class CompiledGrammar(Protocol):
     def key(self) -> GrammarKey:
         """What it was compiled from."""
 
-    @property
-    def origin(self) -> str:
-        """The engine that compiled it, and why that one where another would have come first: a part of a log line."""
+    origin: str
+    """The engine that compiled it, and why that one where another would have come first: a part of a log line."""
 
     @property
     def nbytes(self) -> int:

@@ -182,7 +182,7 @@ class GlrmaskGrammar:
         return GlrmaskMatcher(self.new_state(), self)
 
     def new_state(self) -> Any:
-        """glrmask's state at the start."""
+        """Glrmask's state at the start."""
         return self._constraint.start()
 
     def new_row(self) -> Row:

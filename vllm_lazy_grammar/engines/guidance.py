@@ -26,13 +26,16 @@ from vllm_lazy_grammar.engines.single_bytes import SingleBytes
 from vllm_lazy_grammar.errors import GrammarError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from vllm_lazy_grammar.core.matcher import GrammarKey, Row
+    from vllm_lazy_grammar.core.network import Network
 
 NAME = "llguidance"
 
 _HEAD = '%llguidance {"no_forcing": true}\n'
+_NOTHING = "NoExtension"
+"""In llguidance's error where no token may come and the text may not end."""
 _REASON_LENGTH = 300
 _BASE_BYTES = 64 << 10
 _BYTES_PER_CHARACTER = 64
@@ -191,6 +194,7 @@ class GuidanceGrammar:
     def __init__(self, key: GrammarKey, matcher: Any, ids: _Ids) -> None:
         self.key, self.ids = key, ids
         self.origin = NAME
+        self.states: Callable[[], Network | None] = _no_states
         self._matcher = matcher
         self._lock = threading.Lock()
 
@@ -198,6 +202,10 @@ class GuidanceGrammar:
     def nbytes(self) -> int:
         """An estimate: llguidance does not tell."""
         return _BASE_BYTES + _BYTES_PER_CHARACTER * len(self.key.source)
+
+    def network(self) -> Network | None:
+        """Its states as another engine sees them, where whoever chose this engine gave `states`; else None."""
+        return self.states()
 
     def matcher(self) -> GuidanceMatcher:
         """A new matcher at the start."""
@@ -207,7 +215,13 @@ class GuidanceGrammar:
     def refuse_given_up(self, matcher: Any) -> None:
         """GrammarError where llguidance has given up this matcher."""
         if matcher.is_error():
-            raise _refused(self.key, f"llguidance gives it up: {matcher.get_error()}")
+            error = matcher.get_error().partition("<state>")[0]
+            reason = "allows nothing here" if _NOTHING in error else f"llguidance gives it up: {error}"
+            raise _refused(self.key, reason)
+
+
+def _no_states() -> None:
+    """None: llguidance does not show its own."""
 
 
 def _refused(key: GrammarKey, reason: str) -> GrammarError:
@@ -219,7 +233,7 @@ class GuidanceEngine:
 
     Args:
         vocabulary: as wide as the model's.
-        relaxed: what llguidance does not implement of a schema is left out, and named by `left_out` of the grammar.
+        relaxed: what llguidance does not implement of a schema is left out.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, relaxed: bool = False) -> None:
@@ -234,14 +248,12 @@ class GuidanceEngine:
         if matcher.is_error():
             raise _refused(key, _reason(matcher.get_error()))
         grammar = GuidanceGrammar(key, matcher, self._ids)
-        start = grammar.matcher()
-        if not start.is_completed() and not start.next_bytes(None):
-            raise _refused(key, "allows nothing, not even the empty text")
+        grammar.matcher().next_bytes(None)  # refuses what allows nothing
         return grammar
 
 
 def _reason(error: str) -> str:
-    """llguidance's error without the source that it quotes."""
+    """Llguidance's error without the source that it quotes."""
     lines = [line for line in error.splitlines() if not _is_quoted(line)]
     return " ".join(lines) or error
 

@@ -97,3 +97,103 @@ def _declares(part: object) -> bool:
     if isinstance(part, list):
         return any(map(_declares, part))
     return isinstance(part, dict) and any(name in part for name in (*_DECLARES, *_IN_PLACE))
+
+
+def opened_in_tag(tag: str) -> str:
+    """A structural tag, as JSON text, with undeclared properties and items allowed in its schemas, wherever they do not say themselves."""
+    return json.dumps(_opened_in(json.loads(tag)), ensure_ascii=False)
+
+
+def _opened_in(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_opened_in(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("type") == "json_schema" and "json_schema" in node:
+        return {**node, "json_schema": _opened(node["json_schema"])}
+    return {key: _opened_in(value) for key, value in node.items()}
+
+
+def _opened(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    found = _mapped(part, _opened)
+    if any(name in part for name in _DECLARES) and "unevaluatedProperties" not in part:
+        found.setdefault("additionalProperties", True)
+    if "prefixItems" in part and "unevaluatedItems" not in part:
+        found.setdefault("items", True)
+    return found
+
+
+_FORMATS = frozenset(
+    [
+        "email",
+        "date",
+        "time",
+        "date-time",
+        "duration",
+        "ipv4",
+        "ipv6",
+        "hostname",
+        "uuid",
+        "uri",
+        "uri-reference",
+        "uri-template",
+        "json-pointer",
+        "relative-json-pointer",
+    ]
+)
+_ALWAYS_DROPPED = {
+    "number": ("multipleOf",),
+    "array": ("uniqueItems", "contains", "minContains", "maxContains"),
+    "": ("not", "if", "dependentRequired", "dependentSchemas", "dependencies"),
+}
+"""JSON type ("" for any) -> keywords that xgrammar drops there."""
+_LENGTHS = ("minLength", "maxLength")
+
+
+def dropped_by_xgrammar(schema: object) -> list[str]:
+    """What of a schema xgrammar reads and does not obey, by name; each once."""
+    return list(dict.fromkeys(name for part in inside(schema) for name in _dropped(part)))
+
+
+def _dropped(part: Schema) -> Iterator[str]:
+    for kind, keywords in _ALWAYS_DROPPED.items():
+        if not kind or _may_be(part, kind):
+            yield from (keyword for keyword in keywords if part.get(keyword, False) is not False)
+    if _may_be(part, "string"):
+        yield from _dropped_of_string(part)
+    if _may_be(part, "object"):
+        yield from _dropped_of_object(part)
+    branches = part.get("allOf")
+    if isinstance(branches, list) and len(branches) > 1:
+        yield "allOf"
+
+
+def _may_be(part: Schema, kind: str) -> bool:
+    """Whether a value of this type is described."""
+    types = part.get("type", kind)
+    types = types if isinstance(types, list) else [types]
+    return kind in types or (kind == "number" and "integer" in types)
+
+
+def _dropped_of_string(part: Schema) -> Iterator[str]:
+    shape = next((name for name in ("pattern", "format") if name in part), None)
+    if "format" in part and part["format"] not in _FORMATS:
+        yield f"format {part['format']!r}"
+    if shape is not None and any(name in part for name in _LENGTHS):
+        yield f"{'/'.join(name for name in _LENGTHS if name in part)} beside {shape}"
+
+
+def _dropped_of_object(part: Schema) -> Iterator[str]:
+    patterns = part.get("patternProperties")
+    if isinstance(patterns, dict) and ("properties" in part or len(patterns) > 1):
+        yield "patternProperties beside others"
+    names = part.get("propertyNames")
+    if names is None:
+        return
+    beside = [name for name in _DECLARES if name in part]
+    if beside or part.get("unevaluatedProperties", True) is not True:
+        yield "propertyNames beside others"
+    elif isinstance(names, dict) and any(_dropped_of_string(names)):
+        yield "propertyNames with lengths"

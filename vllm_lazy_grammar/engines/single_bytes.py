@@ -43,4 +43,5 @@ class SingleBytes:
     def allowed(self, row: Row) -> bytes:
         """The bytes whose token has its bit in a row, ascending."""
         may = (row[self.words] >> self.shifts) & 1
-        return self.values[may != 0].tobytes()
+        found: bytes = self.values[may != 0].tobytes()
+        return found

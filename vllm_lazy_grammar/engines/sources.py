@@ -33,7 +33,11 @@ _ESCAPED_CLASSES = {
     for letter in letters
 }
 _IN_RUST = {
-    **{(inside, text): escaped for inside in (False, True) for text, escaped in (("/", r"\/"), ("\n", r"\n"), ("\r", r"\r"))},
+    **{
+        (inside, text): escaped
+        for inside in (False, True)
+        for text, escaped in (("/", r"\/"), ("\n", r"\n"), ("\r", r"\r"))
+    },
     **{(True, mark): rf"\{mark}" for mark in "[&~"},
 }
 """(in a class, what is written) -> what is written in Rust, where a class in a class, ``&&`` and ``~~`` mean something."""

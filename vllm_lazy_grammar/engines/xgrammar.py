@@ -22,7 +22,7 @@ import xgrammar as xgr
 from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.readings import most_ways
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
-from vllm_lazy_grammar.engines import limits, sources
+from vllm_lazy_grammar.engines import limits, schemas, sources
 from vllm_lazy_grammar.engines.spelling import spelled
 from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, XgrammarMatcher
 from vllm_lazy_grammar.engines.xgrammar_network import network
@@ -90,11 +90,15 @@ def _call(key: GrammarKey) -> _Call:
     if key.kind in ("json", "json_object"):
         schema = key.source if key.kind == "json" else '{"type": "object"}'
         strict = {"strict_mode": not key.undeclared}
-        return _tight(schema, strict) if key.compact else _Call("from_json_schema", "compile_json_schema", schema, strict)
+        return (
+            _tight(schema, strict) if key.compact else _Call("from_json_schema", "compile_json_schema", schema, strict)
+        )
     if key.kind == "regex":
         return _Call("from_regex", "compile_regex", key.source)
     if key.kind == "structural_tag":
-        return _Call("from_structural_tag", "compile_structural_tag", spelled(sources.structural_tag(key), _rules))
+        tag = sources.structural_tag(key)
+        tag = schemas.opened_in_tag(tag) if key.undeclared else tag
+        return _Call("from_structural_tag", "compile_structural_tag", spelled(tag, _rules))
     if key.kind == "choice":
         return _Call("from_ebnf", "compile_grammar", sources.choice_rules(key))
     if sources.is_lark(key.source):
@@ -304,6 +308,16 @@ def _patterns(key: GrammarKey) -> Iterator[XgrammarGrammar]:
     for expression in islice(limits.nested_quantifiers(key), _PATTERNS):
         with suppress(GrammarError):
             yield _byte_engine().compile(GrammarKey("regex", expression))
+
+
+def states(key: GrammarKey) -> Network | None:
+    """The states of a grammar that another engine compiled, for planning its way out; None where xgrammar can not tell.
+
+    What xgrammar drops of the grammar its states do not know: a way that they show may be closed.
+    """
+    with suppress(GrammarError):
+        return _byte_engine().compile(key).network()
+    return None
 
 
 def can_take(key: GrammarKey, data: bytes, *, budget_ms: float) -> bool | None:
