@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 AUTO = "auto"
 XGRAMMAR, GUIDANCE, GLRMASK = "xgrammar", "llguidance", "glrmask"
@@ -80,10 +81,10 @@ def _installed() -> tuple[str, ...]:
     return tuple(name for name in ORDER if find_spec(name) is not None)
 
 
-class Make(Protocol[T]):
+class Make(Protocol[T_co]):
     """Makes something of a grammar with one engine."""
 
-    def __call__(self, engine: str, *, relaxed: bool) -> T:
+    def __call__(self, engine: str, *, relaxed: bool) -> T_co:
         """GrammarError where the engine can not express it; `relaxed`: what of it the engine drops, it may drop."""
 
 
