@@ -82,10 +82,19 @@ def test_what_no_engine_expresses_is_refused_with_what_it_was(engine):
 
 def test_relaxed_it_is_served_without_and_what_was_dropped_is_told(engine, told):
     grammar = engine(relax=True).compile(UNIQUE)
-    assert grammar.origin.startswith("xgrammar, relaxed: uniqueItems is dropped, since ")
+    assert grammar.origin.startswith("xgrammar, relaxed, without uniqueItems, since ")
     assert told == [f"A grammar (structured_outputs.json) goes to {grammar.origin}"]
     assert takes(grammar, "[1, 1]")
     assert policy.check(UNIQUE, Choice(relax=True)) == "xgrammar, relaxed"
+
+
+@pytest.mark.parametrize("name", [name for name in INSTALLED if name != "xgrammar"])
+def test_a_pinned_engine_that_is_relaxed_names_what_it_dropped(engine, name):
+    source = {"type": "object", "properties": {"a": {"type": "string", "format": "iban"}}, "required": ["a"]}
+    grammar = engine(name, relax=True).compile(GrammarKey("json", json.dumps(source)))
+    assert grammar.origin.startswith(f"{name}, relaxed, without ")
+    assert "iban" in grammar.origin.partition(", since ")[0]
+    assert takes(grammar, '{"a": "x"}')
 
 
 def test_relaxing_changes_nothing_of_what_some_engine_expresses(engine):

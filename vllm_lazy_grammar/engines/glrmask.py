@@ -174,6 +174,7 @@ class GlrmaskGrammar:
     def __init__(self, key: GrammarKey, constraint: Any, ids: _Ids) -> None:
         self.key, self.ids = key, ids
         self.origin = NAME
+        self.dropped = _dropped(key)
         self._constraint = constraint
         self.nbytes = len(constraint.save())
 
@@ -251,12 +252,19 @@ def _read(key: GrammarKey, *, relaxed: bool) -> glrmask.Grammar:
     return glrmask.Grammar.from_lark(key.source)
 
 
+def _dropped(key: GrammarKey) -> tuple[str, ...]:
+    """What of a schema glrmask drops, by name."""
+    if key.kind != "json":
+        return ()
+    return tuple({f"format {part['format']!r}": None for part in schemas.inside(schemas.read(key)) if "format" in part})
+
+
 def _schema(key: GrammarKey, *, relaxed: bool) -> Any:
     if key.compact:
         raise _refused(key, 'glrmask spells JSON with ", " and ": ", and whitespace is disabled')
     schema = schemas.read(key)
     if not isinstance(schema, dict):
         raise _refused(key, "must be a schema that is an object")
-    if not relaxed and any("format" in part for part in schemas.inside(schema)):
+    if not relaxed and _dropped(key):
         raise _refused(key, "glrmask takes `format` for a remark")
     return schema if key.undeclared else schemas.closed(key, schema)

@@ -194,6 +194,7 @@ class GuidanceGrammar:
     def __init__(self, key: GrammarKey, matcher: Any, ids: _Ids) -> None:
         self.key, self.ids = key, ids
         self.origin = NAME
+        self.dropped: tuple[str, ...] = tuple(matcher.get_grammar_warnings())
         self.states: Callable[[], Network | None] = _no_states
         self._matcher = matcher
         self._lock = threading.Lock()

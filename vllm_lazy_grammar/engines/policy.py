@@ -23,7 +23,7 @@ from vllm_lazy_grammar.engines import limits, schemas, xgrammar
 from vllm_lazy_grammar.errors import GrammarError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from vllm_lazy_grammar.core.matcher import CompiledGrammar, Engine, GrammarKey
     from vllm_lazy_grammar.core.network import Network
@@ -81,6 +81,13 @@ def _installed() -> tuple[str, ...]:
     return tuple(name for name in ORDER if find_spec(name) is not None)
 
 
+@runtime_checkable
+class Lossy(Protocol):
+    """A compiled grammar that knows what its engine dropped of the source, by name."""
+
+    dropped: Sequence[str]
+
+
 class Make(Protocol[T_co]):
     """Makes something of a grammar with one engine."""
 
@@ -104,15 +111,15 @@ def _first(key: GrammarKey, choice: Choice, make: Make[T]) -> tuple[T, str]:
             except GrammarError as error:
                 refusals.append((engine, error))
             else:
-                return made, _told(engine, key, refusals, relaxed=relaxed)
+                dropped = (made.dropped if isinstance(made, Lossy) else _dropped(engine, key)) if relaxed else ()
+                return made, _told(engine, dropped, refusals)
     raise _refused_by_all(key, refusals)
 
 
-def _told(engine: str, key: GrammarKey, refusals: list[tuple[str, GrammarError]], *, relaxed: bool) -> str:
+def _told(engine: str, dropped: Sequence[str], refusals: list[tuple[str, GrammarError]]) -> str:
     parts = [engine]
-    if relaxed:
-        dropped = ", ".join(_dropped(engine, key)) or "what it can not express"
-        parts.append(f"relaxed: {dropped} is dropped")
+    if dropped:
+        parts.append(f"relaxed, without {', '.join(dropped)}")
     if refusals:
         parts.append("since " + "; ".join(f"{name}: {error.reason[:_REASON_LENGTH]}" for name, error in refusals))
     return ", ".join(parts)
