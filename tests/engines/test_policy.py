@@ -71,6 +71,11 @@ def test_an_expression_that_xgrammar_reads_in_too_many_ways_goes_to_an_engine_th
         policy.check(key, Choice("xgrammar"))
 
 
+def test_an_expression_that_llguidance_would_give_up_on_the_way_is_refused_at_once():
+    with pytest.raises(GrammarError, match="llguidance gives it up: "):
+        policy.check(GrammarKey("regex", "([a-z]{1,129}){1,129}"), Choice("llguidance"))
+
+
 def test_what_no_engine_expresses_is_refused_with_what_it_was(engine):
     for refuse in (engine().compile, lambda key: policy.check(key, Choice())):
         with pytest.raises(
