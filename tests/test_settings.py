@@ -39,6 +39,9 @@ def test_the_defaults_are_those_of_the_documentation():
         "unknown_tool_parser": "refuse",
         "presets_dir": "",
         "tool_cache_mb": 16,
+        "engine": "auto",
+        "undeclared_properties": "refuse",
+        "relax": False,
     }
 
 

@@ -80,7 +80,7 @@ def test_what_no_engine_expresses_is_refused_with_what_it_was(engine):
     for refuse in (engine().compile, lambda key: policy.check(key, Choice())):
         with pytest.raises(
             GrammarError,
-            match=r"^structured_outputs\.json: xgrammar can not express uniqueItems; llguidance: .*uniqueItems",
+            match=r"^structured_outputs\.json: xgrammar can not express uniqueItems; llguidance: Unimplemented keys: .*uniqueItems",
         ):
             refuse(UNIQUE)
 

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 NAME = "llguidance"
 
 _HEAD = '%llguidance {"no_forcing": true}\n'
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _NOTHING = "NoExtension"
 """In llguidance's error where no token may come and the text may not end."""
 _REASON_LENGTH = 300
@@ -272,7 +274,7 @@ def _walk(grammar: GuidanceGrammar) -> None:
 def _reason(error: str) -> str:
     """Llguidance's error without the source that it quotes."""
     lines = [line for line in error.splitlines() if not _is_quoted(line)]
-    return " ".join(lines) or error
+    return _PLACE.sub("", " ".join(lines)) or error
 
 
 def _is_quoted(line: str) -> bool:

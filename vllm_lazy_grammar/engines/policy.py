@@ -129,7 +129,9 @@ def _refused_by_all(key: GrammarKey, refusals: list[tuple[str, GrammarError]]) -
     reasons = dict.fromkeys(error.reason for _, error in refusals)
     if len(reasons) == 1:
         return refusals[0][1]
-    told = "; ".join(f"{name}: {error.reason}" if i else error.reason for i, (name, error) in enumerate(refusals))
+    told = "; ".join(
+        f"{name}: {error.reason}" if i or name != XGRAMMAR else error.reason for i, (name, error) in enumerate(refusals)
+    )
     return GrammarError(limits.field_of(key), key.source, told)
 
 
