@@ -57,6 +57,10 @@ class Settings:
         presets_dir: a folder of preset files (``*.toml``) of your own, which come before the package's.
         drafts: with speculative decoding, what the grammar knows of the text to come is drafted behind the proposer's drafts.
         tool_cache_mb: grammars' sources made from tools are kept up to this size, in MB.
+        engine: what compiles grammars. ``auto``: xgrammar, or what can express the grammar where xgrammar can not; else the named one for all
+            grammars (tool calls and structural tags stay with xgrammar). ``glrmask`` is an extra of this package.
+        undeclared_properties: properties and items that a schema does not declare: ``refuse``, as vLLM does, or ``allow``, as JSON Schema says.
+        relax: what no engine can express of a schema is dropped, with a warning that names it, instead of refused.
         trace_dir: a folder to which the stories of traced requests are written, one file each; none where it is empty.
         trace_rate: share of all requests that are traced unasked, 0 to 1; a request asks with ``grammar_trace``.
         trace_files: files kept in `trace_dir`, at most; the oldest go first.
@@ -81,6 +85,9 @@ class Settings:
     presets_dir: str = _folder()
     drafts: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
     tool_cache_mb: int = _setting(16, 1, "a whole number of MB, 1 or more")
+    engine: str = _word("auto", "xgrammar", "llguidance", "glrmask")
+    undeclared_properties: str = _word("refuse", "allow")
+    relax: bool = _setting(False, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
     trace_dir: str = _folder()
     trace_rate: float = _setting(0.0, 0, "a number, 0 to 1", most=1)
     trace_files: int = _setting(1000, 1, "a whole number of files, 1 or more")

@@ -185,6 +185,8 @@ class FakeGrammar:
         key: what it was compiled from.
     """
 
+    origin = "fake"
+
     def __init__(self, pattern: regex.Pattern[bytes], vocabulary: Vocabulary, key: GrammarKey) -> None:
         self._pattern = pattern
         self._vocabulary = vocabulary

@@ -30,18 +30,22 @@ class ModelConfig:
 
 
 class Engine:
-    """Stands for `engines.xgrammar`; remembers what it was asked."""
+    """Stands for `engines.policy` and for the vocabulary; remembers what it was asked."""
+
+    XGRAMMAR = "xgrammar"
 
     def __init__(self):
         self.checked, self.tried = [], []
-        self.error, self.takes = None, True
+        self.error, self.takes, self.chosen = None, True, "xgrammar"
 
-    def check(self, key):
+    def check(self, key, choice):
         self.checked.append(key)
+        self.choice = choice
         if self.error is not None:
             raise self.error
+        return self.chosen
 
-    def can_take(self, key, data, *, budget_ms):
+    def can_take(self, key, data, choice, *, budget_ms):
         self.tried.append((data, budget_ms))
         return self.takes
 
@@ -59,7 +63,8 @@ def frontend():
 @pytest.fixture(autouse=True)
 def engine(frontend, monkeypatch):
     made = Engine()
-    monkeypatch.setattr(frontend, "xgrammar", made)
+    monkeypatch.setattr(frontend, "policy", made)
+    monkeypatch.setattr(frontend, "xgrammar_vocabulary", made)
     monkeypatch.setattr(frontend, "_front_ends", {})
     return made
 
@@ -182,6 +187,28 @@ def test_a_schema_that_vllms_own_check_does_not_take_is_refused_with_field_and_v
     with refused(r"^structured_outputs\.json: .* not supported.*multipleOf") as caught:
         judge(asked({"json": {"type": "number", "multipleOf": 3}}))
     assert caught.value.parameter == "structured_outputs.json"
+
+
+def test_what_another_engine_takes_is_not_shown_to_vllms_check(judge, engine):
+    engine.chosen = "llguidance"
+    judge(asked({"json": {"type": "number", "multipleOf": 3}}))
+
+
+def test_the_operators_choices_reach_the_check_and_the_key(frontend, judge, engine):
+    frontend._keep(
+        frontend.Settings(engine="llguidance", relax=True, undeclared_properties="allow"), judge.model, CONFIG
+    )
+    judge(asked({"json": SCHEMA}))
+    judge(asked({"regex": "a"}))
+    assert (engine.choice.engine, engine.choice.relax) == ("llguidance", True)
+    assert [key.undeclared for key in engine.checked] == [True, False]
+
+
+def test_a_grammar_of_ours_is_known_again_where_undeclared_properties_are_allowed(frontend, judge):
+    front_end = frontend._keep(frontend.Settings(undeclared_properties="allow"), judge.model, CONFIG)
+    tag = '{"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}'
+    front_end.vouch(frontend.grammar_key("structural_tag", tag, compact=False))
+    assert front_end._is_made(front_end._grammar_key("structural_tag", tag))
 
 
 def test_without_a_tokenizer_there_are_no_grammars(judge):

@@ -184,7 +184,19 @@ def test_the_end_of_a_request_is_told_although_vllm_still_holds_it(engine, monke
     engine.accept(request, "So")
     request.status = RequestStatus.FINISHED_LENGTH_CAPPED
     engine.accept(request, " ")
-    assert len([line for line in lines if f"Request {request.request_id} finished: never fired" in line]) == 1
+    told = [line for line in lines if f"Request {request.request_id} finished: never fired" in line]
+    assert len(told) == 1
+    assert " ms by xgrammar, " in told[0]
+
+
+def test_the_end_of_a_request_tells_which_engine_took_its_grammar_and_why(engine, monkeypatch):
+    from vllm_lazy_grammar.adapter import grammar
+
+    lines = []
+    monkeypatch.setattr(grammar.logger, "debug", lambda text, *args: lines.append(text % args))
+    request = engine.request(json={"type": "integer", "multipleOf": 3})
+    engine.ready(request).finish()
+    assert " ms by llguidance, since xgrammar: xgrammar can not express multipleOf, " in lines[-1]
 
 
 def test_a_fault_inside_a_session_ends_that_request_alone(engine, monkeypatch):

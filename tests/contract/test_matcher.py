@@ -1,6 +1,8 @@
-"""What every matcher must do, whatever engine stands behind it: the sentences of core/matcher.py, run against the fake and against xgrammar."""
+"""What every matcher must do, whatever engine stands behind it: the sentences of core/matcher.py, run against the fake and each real engine that is installed."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_lazy_grammar.core.matcher import GrammarKey
+from vllm_lazy_grammar.engines.guidance import GuidanceEngine
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.errors import GrammarError
 from vllm_lazy_grammar.testing import (
@@ -24,7 +27,15 @@ from vllm_lazy_grammar.testing import (
 )
 
 VOCABULARY = small_vocabulary()
-ENGINES = {"fake": FakeEngine(VOCABULARY), "xgrammar": XgrammarEngine(VOCABULARY)}
+ENGINES = {
+    "fake": FakeEngine(VOCABULARY),
+    "xgrammar": XgrammarEngine(VOCABULARY),
+    "llguidance": GuidanceEngine(VOCABULARY),
+}
+if find_spec("glrmask"):
+    from vllm_lazy_grammar.engines.glrmask import GlrmaskEngine
+
+    ENGINES["glrmask"] = GlrmaskEngine(VOCABULARY)
 EXPRESSIONS = [
     "ab*c|é",
     "<t>(12|1a)",
@@ -92,11 +103,11 @@ def test_a_walk_with_rollbacks_equals_a_fresh_replay_of_what_was_kept(choices, s
 
 @settings(max_examples=60)
 @given(choices=st.lists(st.integers(0, 40), max_size=8), source=st.sampled_from(EXPRESSIONS))
-def test_every_mask_is_what_offering_each_token_says_and_both_engines_say_the_same(choices, source):
+def test_every_mask_is_what_offering_each_token_says_and_all_engines_say_the_same(choices, source):
     matchers = [COMPILED[name, source].matcher() for name in ENGINES]
     for choice in choices:
         masks = [mask(matcher) for matcher in matchers]
-        assert masks[0] == masks[1]
+        assert all(other == masks[0] for other in masks)
         assert all(tried(matcher) == masks[0] for matcher in matchers)
         assert len({matcher.is_completed() for matcher in matchers}) == 1
         if not masks[0]:

@@ -316,7 +316,7 @@ def test_one_debug_line_per_request_says_what_the_gate_did_and_how_long_its_comp
 ):
     line = line_about(server, lazy({"grammar": 'root ::= ("<t>" | "<never>") [0-9] [0-9]'}, trigger), wishes)
     assert line.startswith(story)
-    assert line.endswith(" ms, nobody waited for it")
+    assert line.endswith(" ms by xgrammar, nobody waited for it")
 
 
 def test_the_debug_line_of_a_disarmed_request_names_the_trigger(server):

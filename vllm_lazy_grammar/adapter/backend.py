@@ -34,6 +34,7 @@ from vllm_lazy_grammar.core.leading import FIRST, EndingsStore
 from vllm_lazy_grammar.core.likely import likely
 from vllm_lazy_grammar.core.prewarm import ROWS, Worker
 from vllm_lazy_grammar.core.xargs import PREFIX
+from vllm_lazy_grammar.engines.policy import Choice, PolicyEngine
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.settings import Settings
@@ -59,6 +60,13 @@ class Hold:
         """How long the compile took; None while it is not done."""
         return self.compile.seconds
 
+    @property
+    def origin(self) -> str:
+        """The engine that compiled it, and why that one; empty while it is not done, or where it failed."""
+        future = self.compile.future
+        done = future.done() and not future.cancelled() and future.exception() is None
+        return future.result().origin if done else ""
+
     def release(self) -> None:
         """Give it back."""
         if not self._released:
@@ -80,12 +88,14 @@ class LazyBackend(StructuredOutputBackend):
         super().__init__(vllm_config, tokenizer, vocab_size)
         self.settings = settings = Settings.from_additional_config(vllm_config.additional_config)
         self.compact = vllm_config.structured_outputs_config.disable_any_whitespace
-        self.engine = XgrammarEngine.for_tokenizer(
+        self.undeclared = settings.undeclared_properties == "allow"
+        first = XgrammarEngine.for_tokenizer(
             tokenizer,
             vocab_size,
             cache_limit_bytes=settings.grammar_cache_mb * _MB,
             max_threads=max(1, min(8, (os.cpu_count() or 1) // 2)),  # the model runs meanwhile
         )
+        self.engine = PolicyEngine(first, Choice(settings.engine, settings.relax), logger.warning)
         self.vocabulary = self.engine.vocabulary
         self.rows = rows.RowCache(settings.row_cache_mb * _MB)
         self.worker = Worker(0 if inline else settings.threads)
@@ -204,7 +214,7 @@ class LazyBackend(StructuredOutputBackend):
         self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: set[int] | None = None
     ) -> StructuredOutputGrammar:
         """An eager grammar, compiled here and now. vLLM's manager asks `eager` instead; this serves whoever holds a bare backend."""
-        key = grammar_key(request_type.name.lower(), grammar_spec, compact=self.compact)
+        key = grammar_key(request_type.name.lower(), grammar_spec, compact=self.compact, undeclared=self.undeclared)
         stops = self.vocabulary.eos_ids if stop_token_ids is None else frozenset(stop_token_ids)
         return self.eager(GrammarRequest("-", key, None, stops)).result()
 

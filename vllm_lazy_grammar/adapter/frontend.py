@@ -30,7 +30,8 @@ from vllm_lazy_grammar.adapter.refusals import options_of_ours, refuse_ignored
 from vllm_lazy_grammar.adapter.request import TRACE, grammar_key, trigger_spec
 from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
 from vllm_lazy_grammar.core.xargs import PREFIX, read_bool
-from vllm_lazy_grammar.engines import xgrammar
+from vllm_lazy_grammar.engines import policy, xgrammar_vocabulary
+from vllm_lazy_grammar.engines.policy import Choice
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.settings import Settings
 
@@ -62,6 +63,7 @@ class FrontEnd:
 
     def __init__(self, settings: Settings, model_config: Any, config: Any, eos_ids: Iterable[int] = ()) -> None:
         self.settings = settings
+        self.choice = Choice(settings.engine, settings.relax)
         self.config = config
         self._model_config = weakref.ref(model_config)
         self._eos_ids = frozenset(eos_ids)
@@ -88,7 +90,7 @@ class FrontEnd:
             _refuse_without_grammar(spec)
             return
         _refuse_other_backend(structured)
-        key = _key(structured, compact=self.config.disable_any_whitespace)
+        key = _key(structured, self._grammar_key)
         made = key is not None and self._is_made(key)
         self.once((key, made), partial(self._judge, params, key, None if made else theirs))
         if spec is not None:
@@ -108,16 +110,19 @@ class FrontEnd:
     def vouch(self, key: GrammarKey) -> None:
         """Note that we made this grammar ourselves, for triggers of ours: vLLM's own check does not know all that stands in it."""
         with self._lock:
-            _keep_newest(self._made, _digest((key,)))
+            _keep_newest(self._made, _digest((self._grammar_key(key.kind, key.source),)))
+
+    def _grammar_key(self, kind: str, source: str) -> GrammarKey:
+        undeclared = self.settings.undeclared_properties == "allow"
+        return grammar_key(kind, source, compact=self.config.disable_any_whitespace, undeclared=undeclared)
 
     def _is_made(self, key: GrammarKey) -> bool:
         with self._lock:
             return _digest((key,)) in self._made
 
     def _judge(self, params: Any, key: GrammarKey | None, theirs: Callable[[Any], None] | None) -> None:
-        if key is not None:
-            xgrammar.check(key)
-        if theirs is None:
+        engine = policy.XGRAMMAR if key is None else policy.check(key, self.choice)
+        if theirs is None or engine != policy.XGRAMMAR:  # theirs knows what xgrammar can not do, and no other engine
             return
         seen = copy.copy(params)
         seen.structured_outputs = copy.copy(params.structured_outputs)
@@ -140,10 +145,13 @@ class FrontEnd:
         if key is None or triggers.after:
             return
         for index, data, _ in triggers.forcible:
-            if data and xgrammar.can_take(key, data, budget_ms=self.settings.frontend_check_ms) is False:
+            if data and self._is_refused(key, data):
                 field = f"vllm_xargs.grammar_triggers[{index}]"
                 reason = "the grammar can not begin with this text; to begin it behind the trigger, set `grammar_start` to `after`"
                 raise RequestError(field, str(spec.triggers[index]), reason)
+
+    def _is_refused(self, key: GrammarKey, data: bytes) -> bool:
+        return policy.can_take(key, data, self.choice, budget_ms=self.settings.frontend_check_ms) is False
 
     def vocabulary(self, tokenizer: Any) -> Vocabulary:
         """The vocabulary of this tokenizer as wide as the model's; built once."""
@@ -151,7 +159,7 @@ class FrontEnd:
             if self._vocabulary is None or self._vocabulary[0] is not tokenizer:
                 model_config = self._model_config()
                 size = len(tokenizer) if model_config is None else model_config.get_vocab_size()
-                self._vocabulary = tokenizer, xgrammar.vocabulary(tokenizer, size)
+                self._vocabulary = tokenizer, xgrammar_vocabulary.vocabulary(tokenizer, size)
             return self._vocabulary[1]
 
     def _stop_ids(self, params: Any, tokenizer: Any) -> frozenset[int]:
@@ -202,7 +210,7 @@ def _refuse_other_backend(structured: Any) -> None:
         )
 
 
-def _key(structured: Any, *, compact: bool) -> GrammarKey | None:
+def _key(structured: Any, key_of: Callable[[str, str], GrammarKey]) -> GrammarKey | None:
     """The grammar's key; None for ``json_object: false``, which vLLM's own check refuses."""
     if structured.json_object is False:
         return None
@@ -210,7 +218,7 @@ def _key(structured: Any, *, compact: bool) -> GrammarKey | None:
         option, source = get_structured_output_key(structured)
     except (RecursionError, ValueError, TypeError) as e:
         raise RequestError("structured_outputs", "...", f"is no JSON: {type(e).__name__}: {e}") from e
-    return grammar_key(option.name.lower(), source, compact=compact)
+    return key_of(option.name.lower(), source)
 
 
 def _shown_source(key: GrammarKey | None) -> str:
@@ -251,6 +259,7 @@ def starting(current: Callable[..., None]) -> Callable[..., None]:
         if not is_lazy(vllm_config):
             return
         settings = Settings.from_additional_config(vllm_config.additional_config)
+        Choice(settings.engine).require()
         eos = self.generation_config_fields.get("eos_token_id")
         eos_ids = eos if isinstance(eos, list) else () if eos is None else (eos,)
         _keep(settings, vllm_config.model_config, vllm_config.structured_outputs_config, eos_ids)

@@ -297,12 +297,13 @@ class RowsOf:
 
 def _finished(request_id: str, trace: Trace, hold: Hold) -> None:
     logger.debug(
-        "Request %s finished: %s%s%s; compile %s, %s",
+        "Request %s finished: %s%s%s; compile %s%s, %s",
         request_id,
         trace.describe(),
         trace.describe_budget(),
         _what_was_drafted(trace),
         "not done" if hold.seconds is None else f"{hold.seconds * 1e3:.1f} ms",
+        f" by {hold.origin}" if hold.origin else "",
         _who_waited(trace),
     )
     hold.release()

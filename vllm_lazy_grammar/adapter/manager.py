@@ -76,6 +76,7 @@ class ServesLazy(_Base):
             request,
             backend.vocabulary,
             compact=backend.compact,
+            undeclared=backend.undeclared,
             max_model_len=self.vllm_config.model_config.max_model_len,
         )
         _take_min_tokens(request)

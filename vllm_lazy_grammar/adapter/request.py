@@ -72,7 +72,9 @@ class GrammarRequest:
     output: Sequence[int] = ()
 
 
-def read(request: Request, vocabulary: Vocabulary, *, compact: bool, max_model_len: int) -> GrammarRequest:
+def read(
+    request: Request, vocabulary: Vocabulary, *, compact: bool, max_model_len: int, undeclared: bool = False
+) -> GrammarRequest:
     """Read a vLLM request that has a structured output.
 
     Args:
@@ -80,6 +82,7 @@ def read(request: Request, vocabulary: Vocabulary, *, compact: bool, max_model_l
         vocabulary: the model's.
         compact: the engine's ``disable_any_whitespace``.
         max_model_len: tokens of prompt and answer together, at most.
+        undeclared: properties that a schema does not declare are allowed.
 
     Raises:
         RequestError: a trigger or an option has a value that can not be served.
@@ -89,7 +92,7 @@ def read(request: Request, vocabulary: Vocabulary, *, compact: bool, max_model_l
     option, source = structured.structured_output_key
     return GrammarRequest(
         request.request_id,
-        grammar_key(option.name.lower(), source, compact=compact),
+        grammar_key(option.name.lower(), source, compact=compact, undeclared=undeclared),
         trigger_spec(params),
         frozenset(params.all_stop_token_ids),
         markers(params.extra_args or {}),
@@ -135,8 +138,13 @@ def _context(marker: str, prompt: Sequence[int], vocabulary: Vocabulary) -> byte
     return b"".join(vocabulary.piece(each) for each in prompt[begin:])
 
 
-def grammar_key(kind: str, source: str, *, compact: bool) -> GrammarKey:
-    """The key of a structured output; `compact` matters to JSON alone, so that other grammars are shared."""
+def grammar_key(kind: str, source: str, *, compact: bool, undeclared: bool = False) -> GrammarKey:
+    """The key of a structured output; `compact` and `undeclared` matter to JSON alone, so that other grammars are shared."""
     if kind not in _KINDS:
         raise RequestError("structured_outputs", kind, f"must be one of {', '.join(_KINDS)}")
-    return GrammarKey(kind, source, compact and kind in ("json", "json_object"))  # type: ignore[arg-type] # checked above
+    return GrammarKey(
+        kind,  # type: ignore[arg-type] # checked above
+        source,
+        compact and kind in ("json", "json_object"),
+        undeclared and kind in ("json", "structural_tag"),
+    )

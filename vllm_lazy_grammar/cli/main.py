@@ -123,7 +123,7 @@ def check(  # noqa: PLR0913 -- each is an option
     from vllm_lazy_grammar.cli import asked
     from vllm_lazy_grammar.cli.follow import Follower
     from vllm_lazy_grammar.cli.workbench import Model, Workbench
-    from vllm_lazy_grammar.engines import xgrammar
+    from vllm_lazy_grammar.engines import policy
 
     xargs: dict[str, Any] = {
         "grammar_triggers": trigger,
@@ -142,7 +142,7 @@ def check(  # noqa: PLR0913 -- each is an option
         model = Model(tokenizer, vocab_size)
         question = asked.question(grammars, calls, xargs, model, compact=compact, context=context)
         answer = asked.read_answer(text, file, ids, model.tokens)
-        xgrammar.check(question.key)
+        policy.check(question.key, policy.Choice())
         follower = Follower(Workbench(model.vocabulary, Settings(), late=late), question, late=late)
     verdict = follower.follow(answer, partial=partial)
     if save is not None:

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,9 @@ from vllm_lazy_grammar.core.compiles import GrammarStore
 from vllm_lazy_grammar.core.prewarm import Worker
 from vllm_lazy_grammar.core.rows import RowCache
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
-from vllm_lazy_grammar.engines import xgrammar
+from vllm_lazy_grammar.engines import xgrammar_vocabulary
+from vllm_lazy_grammar.engines.policy import Choice, PolicyEngine
+from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.settings import Settings
 
 _MB = 1 << 20
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ class Workbench:
         self.vocabulary = vocabulary
         self.worker = Worker(1 if late else 0)
         rows = RowCache(settings.row_cache_mb * _MB)
-        engine = xgrammar.XgrammarEngine(vocabulary)
+        choice = Choice(settings.engine, settings.relax)
+        engine = PolicyEngine(XgrammarEngine(vocabulary), choice, _logger.warning)
         self.store = GrammarStore(
             engine, self.worker, rows, vocabulary.row_words, limit_bytes=settings.grammar_cache_mb * _MB, top_k=0
         )
@@ -84,7 +89,7 @@ class Model:
     def __init__(self, folder: Path, size: int | None = None) -> None:
         self._folder = folder
         self.tokenizer = _tokenizer(folder)
-        self.vocabulary = xgrammar.vocabulary(self.tokenizer, size or self._size())
+        self.vocabulary = xgrammar_vocabulary.vocabulary(self.tokenizer, size or self._size())
 
     def _size(self) -> int:
         config = _json(self._folder / "config.json")

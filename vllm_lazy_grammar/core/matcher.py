@@ -35,11 +35,13 @@ class GrammarKey:
         source: the schema as JSON text, the regex, the EBNF or Lark text, the choices as a JSON list, the structural tag as JSON text;
             empty for ``json_object``.
         compact: no whitespace between JSON elements at all (vLLM's ``disable_any_whitespace``).
+        undeclared: properties and items that a schema does not declare are allowed, as JSON Schema says; else they are refused.
     """
 
     kind: GrammarKind
     source: str
     compact: bool = False
+    undeclared: bool = False
 
 
 class Matcher(Protocol):
@@ -84,6 +86,9 @@ class CompiledGrammar(Protocol):
     @property
     def key(self) -> GrammarKey:
         """What it was compiled from."""
+
+    origin: str
+    """The engine that compiled it, and why that one where another would have come first: a part of a log line."""
 
     @property
     def nbytes(self) -> int:

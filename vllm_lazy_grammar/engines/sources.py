@@ -26,6 +26,22 @@ _TOKEN = re.compile(
 )
 _EDGE = re.compile(r"(?<!Exclude)Token\(([\d, ]+)\)|^ *\((\d+), \w+\),$", re.MULTILINE)
 
+_PARTS = re.compile(r"\\.|.", re.DOTALL)
+_ESCAPED_CLASSES = {
+    rf"\{letter}": f"[{'^' if letter.isupper() else ''}{inside}]"
+    for letters, inside in (("dD", "0-9"), ("wW", "0-9A-Za-z_"), ("sS", r" \t\n\r\f\v"))
+    for letter in letters
+}
+_IN_RUST = {
+    **{
+        (inside, text): escaped
+        for inside in (False, True)
+        for text, escaped in (("/", r"\/"), ("\n", r"\n"), ("\r", r"\r"))
+    },
+    **{(True, mark): rf"\{mark}" for mark in "[&~"},
+}
+"""(in a class, what is written) -> what is written in Rust, where a class in a class, ``&&`` and ``~~`` mean something."""
+
 _FINITE = frozenset({"regex", "choice", "json_object"})
 """Kinds whose certain text has an end, as JSON schemas have it that do not refer to each other."""
 _REFERS = ("$ref", r"\u00")
@@ -48,10 +64,7 @@ def _escaped(character: str) -> str:
 
 def choice_rules(key: GrammarKey) -> str:
     """The EBNF of a choice. GrammarError where its source is not a JSON list of strings, or empty."""
-    choices = json.loads(key.source)
-    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
-        raise GrammarError(field_of(key), key.source, "must be a list of strings, at least one")
-    return "root ::= " + " | ".join(f'"{"".join(map(_escaped, choice))}"' for choice in choices)
+    return "root ::= " + " | ".join(f'"{"".join(map(_escaped, choice))}"' for choice in choices(key))
 
 
 def structural_tag(key: GrammarKey) -> str:
@@ -81,6 +94,32 @@ def structural_tag(key: GrammarKey) -> str:
     return json.dumps(
         {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": triggers, "tags": tags}}
     )
+
+
+def rust_expression(source: str) -> str:
+    r"""A regular expression as the engines that are written in Rust read it, to stand between slashes in Lark.
+
+    Its classes are ASCII's, as in JSON Schema and xgrammar; a slash and a line's end are escaped.
+    """
+    parts, in_class = [], False
+    for part in _PARTS.findall(source):
+        parts.append(_ESCAPED_CLASSES.get(part) or _IN_RUST.get((in_class, part), part))
+        in_class = part != "]" and (in_class or part == "[")
+    return f"(?:{''.join(parts)})"
+
+
+def literal_expression(text: str) -> str:
+    """A regular expression that matches exactly this text. ValueError where it holds half of a character."""
+    text.encode()
+    return "".join(part if part.isalnum() and part.isascii() else f"\\x{{{ord(part):x}}}" for part in text)
+
+
+def choices(key: GrammarKey) -> list[str]:
+    """The texts of a choice. GrammarError where its source is not a JSON list of strings, or empty."""
+    found = json.loads(key.source)
+    if not isinstance(found, list) or not found or not all(isinstance(choice, str) for choice in found):
+        raise GrammarError(field_of(key), key.source, "must be a list of strings, at least one")
+    return found
 
 
 def names_tokens(key: GrammarKey) -> bool:

@@ -1,8 +1,7 @@
-"""The one importer of xgrammar: vocabulary, compile, and its errors as ours.
+"""The xgrammar engine: compile, and its errors as ours. Only the modules whose names begin with `xgrammar` import it.
 
 Invariants:
-- xgrammar never sees a special token's text, nor a stop id of a request: so no matcher terminates, and no text takes a special token.
-- A row is as wide as the model's vocabulary; ids without bytes, special tokens and padding have no bit (save a token that the grammar names by its id).
+- No matcher terminates, and no text takes a special token (see `xgrammar_vocabulary`).
 - Every error of xgrammar becomes a GrammarError that names field and source, in `_translated` and nowhere else.
 """
 
@@ -13,7 +12,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -22,21 +21,19 @@ import xgrammar as xgr
 
 from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.readings import most_ways
-from vllm_lazy_grammar.core.vocabulary import WORD_BITS, Vocabulary
-from vllm_lazy_grammar.engines import limits, sources
+from vllm_lazy_grammar.core.vocabulary import Vocabulary
+from vllm_lazy_grammar.engines import limits, schemas, sources
 from vllm_lazy_grammar.engines.spelling import spelled
-from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, SingleBytes, XgrammarMatcher
+from vllm_lazy_grammar.engines.xgrammar_matcher import SLOW_NS, XgrammarMatcher
 from vllm_lazy_grammar.engines.xgrammar_network import network
-from vllm_lazy_grammar.errors import GrammarError, LazyGrammarError, SettingsError
+from vllm_lazy_grammar.engines.xgrammar_vocabulary import Ids, vocabulary
+from vllm_lazy_grammar.errors import GrammarError, LazyGrammarError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from vllm_lazy_grammar.core.matcher import Row
     from vllm_lazy_grammar.core.network import Network
-
-_NEVER_TEXT = b"\xff"
-"""Begins the piece of a special token that a grammar may name by id: no character begins with it."""
 
 _PLACE = re.compile(r"^\s*\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?", re.DOTALL)
 _SPACED_COMMA = re.compile(r'^(basic_(?:array_items|object_properties)\w* ::= \(\(")(?:, )', re.MULTILINE)
@@ -92,11 +89,16 @@ def _call(key: GrammarKey) -> _Call:
     """How a key is read; what xgrammar raises meanwhile is not translated."""
     if key.kind in ("json", "json_object"):
         schema = key.source if key.kind == "json" else '{"type": "object"}'
-        return _tight(schema) if key.compact else _Call("from_json_schema", "compile_json_schema", schema)
+        strict = {"strict_mode": not key.undeclared}
+        return (
+            _tight(schema, strict) if key.compact else _Call("from_json_schema", "compile_json_schema", schema, strict)
+        )
     if key.kind == "regex":
         return _Call("from_regex", "compile_regex", key.source)
     if key.kind == "structural_tag":
-        return _Call("from_structural_tag", "compile_structural_tag", spelled(sources.structural_tag(key), _rules))
+        tag = sources.structural_tag(key)
+        tag = schemas.opened_in_tag(tag) if key.undeclared else tag
+        return _Call("from_structural_tag", "compile_structural_tag", spelled(tag, _rules))
     if key.kind == "choice":
         return _Call("from_ebnf", "compile_grammar", sources.choice_rules(key))
     if sources.is_lark(key.source):
@@ -109,67 +111,17 @@ def _rules(schema: str, separators: tuple[str, str]) -> str:
     return str(xgr.Grammar.from_json_schema(schema, any_whitespace=False, separators=separators))
 
 
-def _tight(schema: str) -> _Call:
+def _tight(schema: str, strict: Mapping[str, bool]) -> _Call:
     """A schema without whitespace. xgrammar puts a blank behind the commas of a value that the schema says nothing about: taken out here.
 
     Its rules as text end at a NUL, so a schema that spells one keeps that blank.
     """
-    options = {"any_whitespace": False, "separators": (",", ":")}
+    options = {"any_whitespace": False, "separators": (",", ":"), **strict}
     call = _Call("from_json_schema", "compile_json_schema", schema, options)
     rules = str(call.parsed())
     if _SPELLED_NUL in schema or not _SPACED_COMMA.search(rules):
         return call
     return _Call("from_ebnf", "compile_grammar", _SPACED_COMMA.sub(r"\1,", rules))
-
-
-class Ids:
-    """What xgrammar is told of a vocabulary, and what has to be put right in its rows.
-
-    Args:
-        vocabulary: ours.
-        by_id: special tokens can be named by id: xgrammar is given pieces that no text spells; else it is not told of them at all.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, *, by_id: bool) -> None:
-        self.vocabulary = vocabulary
-        self.empty = frozenset(token for token, piece in enumerate(vocabulary.pieces) if not piece)
-        self.refused = self.empty | vocabulary.special_ids
-        never = sorted(self.empty if by_id else self.refused)
-        if not never:
-            raise SettingsError("tokenizer", vocabulary, "needs one id that is never text: a special token or padding")
-        self.stop = never[-1]
-        self.stop_place = divmod(self.stop, WORD_BITS)
-        self.has_partial_word = bool(vocabulary.size % WORD_BITS)
-        pieces = list(vocabulary.pieces)
-        for token in vocabulary.special_ids:
-            pieces[token] = _NEVER_TEXT + pieces[token] if by_id else b""
-        self.info = xgr.TokenizerInfo(pieces, vocab_size=vocabulary.size, stop_token_ids=[self.stop])
-
-    @cached_property
-    def clears(self) -> tuple[tuple[int, np.int32], ...]:
-        """Words of a row and what to keep of them: xgrammar sets its stop id where a text may end, and bits behind the last id."""
-        row = self._row(range(self.vocabulary.size), but=(self.stop,))
-        return tuple((int(word), row[word]) for word in np.flatnonzero(row != -1))
-
-    def keeps(self, refused: Iterable[int]) -> Row:
-        """A row of all ids but these."""
-        return self._row(range(self.vocabulary.size), but=refused)
-
-    def _row(self, ids: range, *, but: Iterable[int]) -> Row:
-        bits = np.zeros(self.vocabulary.row_words * WORD_BITS, dtype=np.uint8)
-        bits[ids.start : ids.stop] = 1
-        bits[list(but)] = 0
-        return np.packbits(bits, bitorder="little").view(np.int32)
-
-    @cached_property
-    def single_bytes(self) -> SingleBytes:
-        """The ids whose piece is one byte."""
-        found = {
-            piece[0]: token
-            for token, piece in enumerate(self.vocabulary.pieces)
-            if len(piece) == 1 and token not in self.refused
-        }
-        return SingleBytes(found)
 
 
 class XgrammarGrammar:
@@ -186,6 +138,7 @@ class XgrammarGrammar:
         self, key: GrammarKey, compiled: xgr.CompiledGrammar, ids: Ids, named: frozenset[int] | None = None
     ) -> None:
         self.key = key
+        self.origin = "xgrammar"
         self.ids = ids
         self.refused = ids.refused - (named or frozenset())
         self.keep = None if named is None else ids.keeps(self.refused)
@@ -357,6 +310,16 @@ def _patterns(key: GrammarKey) -> Iterator[XgrammarGrammar]:
             yield _byte_engine().compile(GrammarKey("regex", expression))
 
 
+def states(key: GrammarKey) -> Network | None:
+    """The states of a grammar that another engine compiled, for planning its way out; None where xgrammar can not tell.
+
+    What xgrammar drops of the grammar its states do not know: a way that they show may be closed.
+    """
+    with suppress(GrammarError):
+        return _byte_engine().compile(key).network()
+    return None
+
+
 def can_take(key: GrammarKey, data: bytes, *, budget_ms: float) -> bool | None:
     """Whether a grammar could ever take `data` from its start; None where finding out would take longer than `budget_ms`.
 
@@ -365,40 +328,3 @@ def can_take(key: GrammarKey, data: bytes, *, budget_ms: float) -> bool | None:
     if len(key.source) > budget_ms * _BYTES_PER_MS or sources.names_tokens(key):
         return None
     return _byte_engine().compile(key).matcher().accept_bytes(data)
-
-
-def vocabulary(tokenizer: Any, size: int) -> Vocabulary:
-    """The vocabulary of a tokenizer as vLLM has it, as wide as the model's `size`.
-
-    SettingsError where xgrammar does not know the kind of tokenizer.
-    """
-    if getattr(type(tokenizer), "IS_MISTRAL_TOKENIZER", False):
-        return _mistral_vocabulary(tokenizer, size)
-    try:
-        init = getattr(tokenizer, "init_xgrammar", None)  # plamo3 brings its own
-        info = init()[0] if callable(init) else xgr.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
-    except ValueError as error:
-        raise SettingsError("tokenizer", type(tokenizer).__name__, str(error)) from error
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    special = {token for token, text in added.items() if text.special}
-    return Vocabulary(
-        info.decoded_vocab,
-        size,
-        special_ids=special.union(getattr(tokenizer, "all_special_ids", ())),
-        added={text.content: token for token, text in added.items()},
-        eos_ids=info.stop_token_ids,
-    )
-
-
-def _mistral_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
-    """Tekken tells the bytes of a token; vLLM's backend takes its texts, where halves of characters are lost."""
-    names = tokenizer.vocab
-    if tokenizer.is_tekken:
-        pieces = [tokenizer.tokenizer.id_to_byte_piece(token) for token in range(len(names))]
-    else:
-        info = xgr.TokenizerInfo(
-            names, xgr.VocabType.BYTE_FALLBACK, stop_token_ids=[tokenizer.eos_token_id], add_prefix_space=True
-        )
-        pieces = info.decoded_vocab
-    special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-    return Vocabulary(pieces, size, special_ids=special.values(), added=special, eos_ids=(tokenizer.eos_token_id,))

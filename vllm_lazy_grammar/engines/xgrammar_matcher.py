@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
-
 from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 
@@ -29,34 +27,8 @@ ALLOWED_NS = 500_000_000
 """What may be charged altogether before a grammar is given up: every other request waits meanwhile."""
 
 
-_NO_TEXT = bytes((0xC0, 0xC1, *range(0xF5, 0x100)))
-"""Bytes that no character has in UTF-8: no grammar takes them."""
-
-
 def _has(row: Row, token: int) -> bool:
     return bool(row[token // WORD_BITS] >> (token % WORD_BITS) & 1)
-
-
-class SingleBytes:
-    """Where in a row the bits of the one-byte tokens stand.
-
-    Args:
-        ids: byte -> an id whose piece is this byte alone.
-
-    Attributes:
-        values: the bytes that have such an id, ascending, as uint8.
-        words: the word of each one's bit.
-        shifts: the bit in that word.
-        others: the bytes that have none, but those that no character has.
-    """
-
-    def __init__(self, ids: dict[int, int]) -> None:
-        known = sorted(ids)
-        tokens = np.array([ids[byte] for byte in known], dtype=np.int32)
-        self.values = np.array(known, dtype=np.uint8)
-        self.words = tokens // WORD_BITS
-        self.shifts = tokens % WORD_BITS
-        self.others = bytes(byte for byte in range(256) if byte not in ids and byte not in _NO_TEXT)
 
 
 class XgrammarMatcher:
@@ -182,8 +154,7 @@ class XgrammarMatcher:
         if any(_has(row, token) for token in self._grammar.named):
             return b""
         known = self._grammar.ids.single_bytes
-        may = (row[known.words] >> known.shifts) & 1
-        found = known.values[may != 0].tobytes()
+        found = known.allowed(row)
         return (
             bytes(sorted(found + bytes(byte for byte in known.others if self._takes(byte)))) if known.others else found
         )

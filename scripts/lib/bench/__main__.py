@@ -1,4 +1,4 @@
-"""scripts/bench: all benchmarks, or those named: steps windows gate trie endings first_token drafts traces."""
+"""scripts/bench: all benchmarks, or those named: steps windows gate trie masks endings first_token drafts traces."""
 
 from __future__ import annotations
 
@@ -54,6 +54,14 @@ def _trie() -> None:
     trie.run(_tokenizer_and_engine()[1])
 
 
+def _masks() -> None:
+    from scripts.lib.bench import masks
+    from tests.oracles import vocabularies
+
+    if QWEN.is_dir():
+        masks.run(SHARED / "data" / "maskbench", vocabularies.qwen3(), QWEN / "tokenizer.json")
+
+
 def _endings() -> None:
     from scripts.lib.bench import endings
     from tests.oracles import vocabularies
@@ -85,6 +93,7 @@ BENCHES = {
     "windows": _windows,
     "gate": _gate,
     "trie": _trie,
+    "masks": _masks,
     "endings": _endings,
     "first_token": _first_token,
     "drafts": _drafts,
