@@ -2,7 +2,7 @@
 
 Invariants:
 - Everything here is immutable or has its own lock; a session gets references, never copies.
-- Nothing is compiled on the caller's thread, unless the worker is inline.
+- Nothing is compiled on the caller's thread, unless the worker is inline, or a step would wait for it and no thread has begun it.
 - A compile is held exactly as long as the object that vLLM holds for the request lives.
 """
 
@@ -28,6 +28,7 @@ from vllm_lazy_grammar.core.awaiting import AwaitingRows
 from vllm_lazy_grammar.core.blanks import BlankBound
 from vllm_lazy_grammar.core.compiles import Compile, GrammarStore
 from vllm_lazy_grammar.core.control import ControlTokens, looks_like_marker
+from vllm_lazy_grammar.core.dispatch import Dispatcher
 from vllm_lazy_grammar.core.drafts import Drafts
 from vllm_lazy_grammar.core.gate import Gate
 from vllm_lazy_grammar.core.habits import Habits
@@ -39,6 +40,7 @@ from vllm_lazy_grammar.core.session import Session
 from vllm_lazy_grammar.core.triggers import Triggers, TriggerSpec
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.settings import Settings
+from vllm_lazy_grammar.tools.parts import plan_of
 
 if TYPE_CHECKING:
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, StructuredOutputOptions
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.matcher import GrammarKey
 
 _MB = 1 << 20
+_HELD = 0.005
+"""Seconds that a compile may hold a step before it is counted and logged."""
+_SHOWN = 200
 _BLANK_MODES: dict[str, Any] = {"json": "json", "json_object": "json", "structural_tag": "mixed"}
 
 
@@ -76,6 +81,9 @@ class LazyBackend(StructuredOutputBackend):
         tokenizer: vLLM's.
         vocab_size: the model's, padding counted.
         inline: use no threads (vLLM's external launcher).
+
+    Attributes:
+        steps_held: steps that the compile of one call's grammar held for more than 5 ms.
     """
 
     def __init__(self, vllm_config: Any, tokenizer: Any, vocab_size: int, *, inline: bool = False) -> None:
@@ -91,6 +99,8 @@ class LazyBackend(StructuredOutputBackend):
         self.vocabulary = self.engine.vocabulary
         self.rows = rows.RowCache(settings.row_cache_mb * _MB)
         self.worker = Worker(0 if inline else settings.threads)
+        self.trie = byte_trie.ByteTrie(self.vocabulary)
+        self.steps_held = 0
         self.store = GrammarStore(
             self.engine,
             self.worker,
@@ -98,9 +108,9 @@ class LazyBackend(StructuredOutputBackend):
             self.vocabulary.row_words,
             limit_bytes=settings.grammar_cache_mb * _MB,
             top_k=settings.prewarm_top_k if settings.prewarm else 0,
+            dispatcher=Dispatcher(self.trie, plan_of, self._note_wait) if settings.dispatch else None,
         )
         self.bound = BlankBound(self.vocabulary, settings.whitespace_bound)
-        self.trie = byte_trie.ByteTrie(self.vocabulary)
         self.endings = EndingsStore(self.vocabulary, self.trie, self.worker) if settings.budget else None
         self.rows_of = RowsOf()
         self.draft_room = draft_room(vllm_config, wanted=settings.drafts)
@@ -111,6 +121,12 @@ class LazyBackend(StructuredOutputBackend):
         byte_trie.warm()
         endings.warm()
         rows.warm()
+
+    def _note_wait(self, key: GrammarKey, seconds: float) -> None:
+        """A step waited for the part of a grammar that a call went into."""
+        if seconds > _HELD:
+            self.steps_held += 1
+            logger.info("A step was held for %.1f ms by the compile of %s", seconds * 1e3, key.source[:_SHOWN])
 
     def _compile_triggers(self, spec: TriggerSpec, stop_ids: frozenset[int]) -> Triggers:
         return Triggers.compile(spec, self.vocabulary, stop_ids=stop_ids)

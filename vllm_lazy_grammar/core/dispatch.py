@@ -27,6 +27,7 @@ from vllm_lazy_grammar.core.byte_trie import DEAD
 from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT
 from vllm_lazy_grammar.core.network import composed
 from vllm_lazy_grammar.core.openings import AmbiguousError, Opening, Openings
+from vllm_lazy_grammar.core.prewarm import on_worker
 from vllm_lazy_grammar.core.rows import IdSet, allowed_ids, is_allowed, zeros
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class DispatchGrammar:
         try:
             return part.join()
         finally:
-            if self._on_wait is not None:
+            if self._on_wait is not None and not on_worker():
                 self._on_wait(key, time.perf_counter() - begin)
 
     def resume(self) -> None:

@@ -33,6 +33,8 @@ COMPILE, AHEAD, ENDINGS, ROWS = 0, 1, 2, 3
 
 _NICE = 10
 
+_here = threading.local()
+
 
 class Task(Generic[T]):
     """A piece of work and its result."""
@@ -87,6 +89,11 @@ def _yield_to_others() -> None:
     """Give this thread, and those that it starts, a lower priority: where cores are few the model's threads come first."""
     if sys.platform == "linux":  # elsewhere priorities belong to processes
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def on_worker() -> bool:
+    """Whether this thread is a worker's: nobody waits for what it waits for."""
+    return getattr(_here, "works", False)
 
 
 class Worker:
@@ -146,6 +153,7 @@ class Worker:
             thread.start()
 
     def _loop(self) -> None:
+        _here.works = True
         _yield_to_others()
         while (task := self._next()) is not None:
             task.run()

@@ -62,10 +62,10 @@ def plan_of(key: GrammarKey) -> Plan | None:
 
 
 def _plan(block: _Block) -> Plan:
-    taken = [_taken(call) for call in block.calls]
+    taken = [_taken(call, closed=all(block.closes)) for call in block.calls]
     shared = _shared([opening for openings, _ in taken for opening in openings]) if block.separators else ""
     again = tuple(separator + shared for separator in block.separators)
-    if not all(again):
+    if not all(again) or _clash(again, block.closes) or not all(_ends_itself(rest) for _, rest in taken if again):
         raise _OtherFormError
     calls = [Call(tuple(openings), _part(rest, block.closes, ()), _more(rest, block.closes, again)) for openings, rest in taken]
     return Plan(
@@ -75,6 +75,20 @@ def _plan(block: _Block) -> Plan:
         shared.encode(),
         block.most,
     )
+
+
+def _clash(again: Sequence[str], closes: Sequence[str]) -> bool:
+    """Whether a text before another call begins something else that may stand there."""
+    return any(other != text and other.startswith(text) for text in again for other in (*again, *closes))
+
+
+def _ends_itself(rest: Format) -> bool:
+    """Whether what stands behind an opening ends in a text, or in JSON, which says itself where it ends."""
+    if rest == formats.EMPTY:
+        return True
+    last = _elements(rest)[-1]
+    options = last["elements"] if last["type"] == "or" else [last]
+    return all(any(map(_is_solid, _elements(option)[-1:])) for option in options)
 
 
 def _more(rest: Format, closes: Sequence[str], again: Sequence[str]) -> GrammarKey | None:
@@ -136,10 +150,10 @@ def _texts(node: Format) -> tuple[str, ...] | None:
 # -- one call ---------------------------------------------------------------------------------------------------------
 
 
-def _taken(call: Format) -> tuple[list[Opening], Format]:
-    """What may open a call, and what stands behind that, which is never empty."""
+def _taken(call: Format, *, closed: bool) -> tuple[list[Opening], Format]:
+    """What may open a call, and what stands behind that, which takes the empty text only where the block is `closed` by a text."""
     if call["type"] == "or":
-        return _factored(call["elements"])
+        return _factored(call["elements"], closed=closed)
     parts = _elements(call)
     openings: list[Opening] = [()]
     used = 0
@@ -152,24 +166,19 @@ def _taken(call: Format) -> tuple[list[Opening], Format]:
         if len(ways) > 1:  # forms whose ends are alike: what follows is behind all of them
             break
     rest = parts[used:]
-    if used and not any(_is_solid(part) for part in rest):
-        if len(openings) > 1:
-            raise _OtherFormError
-        openings, kept = [_without_last(openings[0])], _last(openings[0])
-        rest = [formats.text(kept), *rest]
-    if not all(openings):
+    if not used or not (closed or any(_is_solid(part) for part in rest)):
         raise _OtherFormError
     return [_joined(opening) for opening in openings], formats.sequence(rest)
 
 
-def _factored(options: Sequence[Format]) -> tuple[list[Opening], Format]:
+def _factored(options: Sequence[Format], *, closed: bool) -> tuple[list[Opening], Format]:
     """Ways to write one call that begin with the same text."""
     parts = [_elements(option) for option in options]
     if not all(part and part[0]["type"] == "const_string" for part in parts):
         raise _OtherFormError
     opening = commonprefix([part[0]["value"] for part in parts])
     rests = [formats.sequence([formats.text(part[0]["value"][len(opening) :]), *part[1:]]) for part in parts]
-    if not opening or not all(any(_is_solid(part) for part in _elements(rest)) for rest in rests):
+    if not opening or not (closed or all(any(_is_solid(part) for part in _elements(rest)) for rest in rests)):
         raise _OtherFormError
     return [(opening.encode(),)], formats.either(rests)
 
@@ -195,19 +204,6 @@ def _ways(part: Format) -> list[Opening]:
 def _is_solid(part: Format) -> bool:
     """Whether a part never takes the empty text: a text, or a JSON value."""
     return part["type"] in ("const_string", "json_schema") and part != formats.EMPTY
-
-
-def _last(opening: Opening) -> str:
-    text = opening[-1]
-    if isinstance(text, Digits):
-        raise _OtherFormError
-    return text.decode()[-1]
-
-
-def _without_last(opening: Opening) -> Opening:
-    last = opening[-1]
-    assert isinstance(last, bytes)  # noqa: S101 -- `_last` has seen it
-    return (*opening[:-1], last.decode()[:-1].encode())
 
 
 def _joined(opening: Opening) -> Opening:
