@@ -51,6 +51,7 @@ class _Trie:
         self.children: list[dict[int, int]] = [{}]
         self.ends = [-1]
         self.joins: set[int] = set()
+        self._shared: set[int] = set()  # by all digits
 
     def node(self) -> int:
         """A new node."""
@@ -87,6 +88,8 @@ class _Trie:
                 behind = children[node][byte] = len(ends)
                 children.append({})
                 ends.append(-1)
+            elif behind in self._shared:
+                raise AmbiguousError
             node = behind
         return node
 
@@ -94,6 +97,7 @@ class _Trie:
         found = []
         for _ in range(digits.most):
             fronts = [self._step(fronts, _DIGITS)]
+            self._shared.update(fronts)
             found += fronts
         return found
 
@@ -103,6 +107,8 @@ class _Trie:
         if len(known) > 1 or any(self.ends[front] >= 0 for front in fronts):
             raise AmbiguousError
         node = known.pop()
+        if node is not None and (node in self._shared) != (len(values) > 1):
+            raise AmbiguousError
         if node is None:
             node = self.node()
             for front in fronts:

@@ -1,4 +1,4 @@
-"""scripts/bench: all benchmarks, or those named: steps windows gate trie endings first_token drafts."""
+"""scripts/bench: all benchmarks, or those named: steps windows gate trie endings dispatch first_token drafts."""
 
 from __future__ import annotations
 
@@ -62,6 +62,13 @@ def _endings() -> None:
         endings.run(SHARED / "data" / "maskbench", vocabularies.qwen3())
 
 
+def _dispatch() -> None:
+    from scripts.lib.bench import dispatch
+
+    _, engine = _tokenizer_and_engine()
+    dispatch.run(engine.vocabulary, SHARED / "data" / "tools.json")
+
+
 def _first_token() -> None:
     from scripts.lib.bench import first_token
 
@@ -80,6 +87,7 @@ BENCHES = {
     "gate": _gate,
     "trie": _trie,
     "endings": _endings,
+    "dispatch": _dispatch,
     "first_token": _first_token,
     "drafts": _drafts,
 }
