@@ -83,11 +83,13 @@ class Walker:
         self.whole, self.apart = self.whole.fork(), self.apart.fork()
 
     def take(self, token):
-        assert self.whole.accept(token) and self.apart.accept(token)
+        assert self.whole.accept(token)
+        assert self.apart.accept(token)
         return self._at(self.pair.vocabulary.piece(token))
 
     def take_bytes(self, data):
-        assert self.whole.accept_bytes(data) and self.apart.accept_bytes(data)
+        assert self.whole.accept_bytes(data)
+        assert self.apart.accept_bytes(data)
         return self._at(data)
 
     def _at(self, data):

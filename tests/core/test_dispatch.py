@@ -59,7 +59,9 @@ def pair_for(names, most, shared):
     place = names, most, shared
     if place not in PAIRS:
         plan, key = plan_for(names, most, shared)
-        PAIRS[place] = Pair(key, small_vocabulary(), FakeEngine(small_vocabulary()), lambda asked: plan if asked == key else None)
+        PAIRS[place] = Pair(
+            key, small_vocabulary(), FakeEngine(small_vocabulary()), lambda asked: plan if asked == key else None
+        )
         assert PAIRS[place].is_apart
     return PAIRS[place]
 
@@ -127,8 +129,8 @@ def test_special_tokens_empty_ones_and_ids_outside_are_refused_everywhere():
 
 
 def test_a_set_with_one_call_changed_compiles_one_part():
-    shop = Workshop(plan=lambda key: plans.get(key))
     plans = {key: plan for plan, key in (plan_for(("a", "ab", "b")), plan_for(("a", "ab", "bc")))}
+    shop = Workshop(plan=plans.get)
     counts = []
     for key in plans:
         grammar = shop.store.get(key).result()
@@ -280,7 +282,7 @@ def test_what_it_holds_is_counted_with_its_parts():
 
 def test_a_part_that_can_not_be_compiled_fails_the_call_that_needs_it():
     plan, key = plan_for(("a", "b"))
-    broken = Plan(plan.opens, (plan.calls[0], Call(plan.calls[1].openings, regex("(")))) 
+    broken = Plan(plan.opens, (plan.calls[0], Call(plan.calls[1].openings, regex("("))))
     grammar = shop_for(broken, key).store.get(key).result()
     matcher = grammar.matcher()
     assert matcher.accept_bytes(b"<t>a:{")
@@ -300,10 +302,36 @@ def test_what_can_not_be_told_apart_by_its_openings_stays_in_one_piece():
 def test_a_session_goes_through_calls_and_back_as_with_the_one_piece():
     plan, key = plan_for(("a", "ab", "b"), most=2)
     apart, whole = shop_for(plan, key), Workshop()
-    options = dict(rearm=True, mandatory=True, budget=False)
+    options = {"rearm": True, "mandatory": True, "budget": False}
     sessions = [shop.session(key.source, "word:<t>", **options) for shop in (apart, whole)]
     rows = [np.zeros(VOCABULARY.row_words, np.int32) for _ in sessions]
-    written = ids("c", "<t>", "a", ":", "{", "b", "}", ",", "b", ":", "1", ">", "c", "<", "t", ">", "\n", "ab", ":", '"', "1", '"', "\n", ">", "c")
+    written = ids(
+        "c",
+        "<t>",
+        "a",
+        ":",
+        "{",
+        "b",
+        "}",
+        ",",
+        "b",
+        ":",
+        "1",
+        ">",
+        "c",
+        "<",
+        "t",
+        ">",
+        "\n",
+        "ab",
+        ":",
+        '"',
+        "1",
+        '"',
+        "\n",
+        ">",
+        "c",
+    )
     for token in written:
         masks = [session.fill(row) for session, row in zip(sessions, rows, strict=True)]
         assert masks[0] == masks[1]
@@ -321,7 +349,7 @@ def test_a_session_goes_through_calls_and_back_as_with_the_one_piece():
 
 
 def read(openings, text):
-    state = 0
+    state = openings.start
     for byte in text:
         state = int(openings.table[state, byte])
         if state < 0:
@@ -344,6 +372,10 @@ def test_texts_that_begin_alike_come_first_and_the_openings_behind_each():
     assert read(openings, b"<\n\nx") == (0, 0)
     assert {read(openings, lead + b"y") for lead in (b"", b"<", b"<\n")} == {(1, 1)}
     assert read(openings, b"<x") is None
+    chain = Openings([b"<", b"<-", b"<--"], [[(b"-x",)], [(b"+",)], [(b"-->",)]])
+    assert {read(chain, lead + b"-x") for lead in (b"<", b"<-", b"<--")} == {(0, 0)}
+    assert {read(chain, lead + b"-->") for lead in (b"<", b"<-", b"<--")} == {(2, 2)}
+    assert read(chain, b"<----->") is read(chain, b"<---->x") is None
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ def vocabulary_with(texts, rng, pieces=250):
         begin = rng.randrange(len(whole))
         kept.append(whole[begin : begin + rng.randint(2, LONGEST)])
     kept += [rng.choice(kept) + rng.choice(kept) for _ in range(20)]
-    return Vocabulary([*kept, SPECIAL.encode(), b""], len(kept) + 40, special_ids=[len(kept)], added={SPECIAL: len(kept)})
+    return Vocabulary(
+        [*kept, SPECIAL.encode(), b""], len(kept) + 40, special_ids=[len(kept)], added={SPECIAL: len(kept)}
+    )
 
 
 def pair_of(key, vocabulary):

@@ -135,7 +135,8 @@ class ByteTrie:
             wanted: bool[states].
             state: where the automaton stands.
         """
-        return _entered(*self._ordinary, table, wanted, state, self._scratch.path[0])
+        edges, depths, skips, firsts, _ = self._ordinary
+        return _entered(edges, depths, skips, firsts, table, wanted, state, self._scratch.path[0])
 
     def tokens_below(self, node: int) -> list[int]:
         """The tokens that begin with a node's bytes and have more."""
@@ -284,7 +285,6 @@ def _entered(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objec
     depths: NDArray[np.int32],
     skips: NDArray[np.int32],
     firsts: NDArray[np.int32],
-    tokens: NDArray[np.int32],
     table: NDArray[np.int32],
     wanted: NDArray[np.bool_],
     state: int,

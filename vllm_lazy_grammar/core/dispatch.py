@@ -170,7 +170,7 @@ class DispatchGrammar:
 
     def matcher(self) -> DispatchMatcher:
         """A new matcher at the start."""
-        return DispatchMatcher(self, [_Frame(0, [0], 0)])
+        return DispatchMatcher(self, [_Frame(0, [self.openings.start], 0)])
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -263,7 +263,9 @@ class DispatchGrammar:
                 return None
             found.append(network)
         openings = self.openings
-        return composed(openings.states(), openings.ends, found, mark=MARK[0], behind=openings.behind)
+        return composed(
+            openings.states(), openings.ends, found, mark=MARK[0], behind=openings.behind, start=openings.start
+        )
 
     def row(self, state: int, number: int) -> Row:
         """The tokens that may come at a state of the table, `number` calls having come before; shared, not to be changed.
@@ -339,7 +341,9 @@ class Crossing:
     def _beyond(openings: Openings, trie: ByteTrie, end: bytes, state: int, watched: set[int]) -> list[int]:
         row = zeros(trie.row_words)
         trie.survivors(openings.table, state, row)
-        whole = [t for t in allowed_ids(row, trie.vocabulary.size).tolist() if len(trie.vocabulary.piece(t)) >= len(end)]
+        whole = [
+            t for t in allowed_ids(row, trie.vocabulary.size).tolist() if len(trie.vocabulary.piece(t)) >= len(end)
+        ]
         watched.update(whole)
         return [t for t in whole if len(trie.vocabulary.piece(t)) > len(end)]
 
@@ -614,7 +618,9 @@ class DispatchMatcher:
             return self._certain_in_table(top.states[-1], limit)
         if top.part is None or not self._grammar.is_there(top.part.key):
             return b""
-        return self._opened(top).certain(limit).partition(MARK)[0] if self._watched else self._opened(top).certain(limit)
+        return (
+            self._opened(top).certain(limit).partition(MARK)[0] if self._watched else self._opened(top).certain(limit)
+        )
 
     def _certain_in_table(self, state: int, limit: int) -> bytes:
         found, openings = bytearray(), self._grammar.openings

@@ -130,17 +130,24 @@ class Network:
         return state.calls
 
 
-def composed(
-    openings: Sequence[State], ends: Sequence[int], parts: Sequence[Network | None], *, mark: int, behind: int
+def composed(  # noqa: PLR0913 -- two networks, and where they meet
+    openings: Sequence[State],
+    ends: Sequence[int],
+    parts: Sequence[Network | None],
+    *,
+    mark: int,
+    behind: int,
+    start: int,
 ) -> Network:
     """One network of openings and of what stands behind each.
 
     Args:
-        openings: states that begin at number 0; nothing leads on from where an opening ends.
+        openings: the first states; nothing leads on from where an opening ends.
         ends: for each of them, which part stands behind it; -1 where none does.
         parts: the parts; None where a part leads nowhere.
         mark: where a part takes just this byte, the openings go on at `behind`, then the part behind the byte.
         behind: a state of the openings.
+        start: where a text begins.
     """
     states, end = [*openings, State(final=True)], len(openings)
     starts: dict[int, int] = {}
@@ -152,7 +159,7 @@ def composed(
     for number, place in enumerate(ends):
         if place in starts:
             states[number].calls = [Call(starts[place], end)]
-    return Network(states, 0)
+    return Network(states, start)
 
 
 def _moved(state: State, by: int, mark: int, behind: int) -> State:

@@ -2,7 +2,7 @@
 
 Invariants:
 - No opening begins another, so a text is in one place at a time: what would be in two is an `AmbiguousError`.
-- A table is immutable; state 0 is the start.
+- A table is immutable.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from vllm_lazy_grammar.core.network import Span, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
 _DIGITS = range(0x30, 0x3A)
 
@@ -130,22 +128,18 @@ class _Trie:
 
     def moves(self, nodes: frozenset[int]) -> dict[int, frozenset[int]]:
         """What each byte leads to from any of some nodes."""
-        if len(nodes) == 1:
-            (node,) = nodes
-            return {byte: self.closed({behind}) for byte, behind in self.children[node].items()}
         values = {byte for node in nodes for byte in self.children[node]}
-        return {byte: self.closed({self.children[n][byte] for n in nodes if byte in self.children[n]}) for byte in values}
+        return {
+            byte: self.closed({self.children[n][byte] for n in nodes if byte in self.children[n]}) for byte in values
+        }
 
     def closed(self, nodes: set[int]) -> frozenset[int]:
-        """Some nodes and those that they are at too."""
-        return frozenset(nodes if self.joins.isdisjoint(nodes) else nodes | {0})
-
-    def end(self, nodes: frozenset[int]) -> int:
-        """The call whose opening ends at any of some nodes; -1 where none does."""
-        found = max(self.ends[node] for node in nodes)
-        if found >= 0 and len(nodes) > 1:
+        """Some nodes and those that they are at too; without those that lead nowhere any more."""
+        if not self.joins.isdisjoint(nodes):
+            nodes = {node for node in nodes if self.children[node] or node not in self.joins} | {0}
+        if len(nodes) > 1 and any(self.ends[node] >= 0 for node in nodes):
             raise AmbiguousError
-        return found
+        return frozenset(nodes)
 
 
 class Openings:
@@ -161,6 +155,7 @@ class Openings:
         AmbiguousError: one opening begins another, or a text leads to two of them.
 
     Attributes:
+        start: the state before any text.
         table: int32[states, 256]; `DEAD` where a byte is refused, and everywhere behind an opening's end.
         ends: for each state the call whose opening ended there; -1 elsewhere.
         is_end: bool[states], whether an opening ended there.
@@ -180,19 +175,25 @@ class Openings:
         for call, ways in enumerate(openings):
             for way in ways:
                 trie.insert(way, call)
-        inner = trie.text([0], shared)
-        lines = [trie.line(text, inner) for text in again]
-        numbers = {trie.closed({trie.lead(opens)}): 0}
-        rows = list(_rows(trie, numbers, [frozenset((node,)) for node in (inner, *chain.from_iterable(lines))]))
-        self.behind = numbers[frozenset((inner,))]
-        self.again = tuple(tuple(numbers[frozenset((node,))] for node in line) for line in lines)
+        self.behind = trie.text([0], shared)
+        own = len(trie.ends)
+        self.again = tuple(tuple(trie.line(text, self.behind)) for text in again)
+        lead = trie.lead(opens)
+        rows = [*trie.children]
+        numbers = _Numbers(len(rows))
+        self.start = numbers.of(trie.closed({lead}))
+        for node in range(lead, len(rows)):
+            rows[node] = {byte: numbers.of(trie.closed({behind})) for byte, behind in rows[node].items()}
+        rows = [*rows, *numbers.rows(trie)]
         self.table = np.full((len(rows), 256), DEAD, np.int32)
-        moves = [(number, byte, behind) for number, row in enumerate(rows) for byte, behind in row.items()]
-        places = np.array(moves, np.int32).reshape(-1, 3).T
-        self.table[places[0], places[1]] = places[2]
-        self.ends = [trie.end(nodes) for nodes in numbers]
+        sizes = np.fromiter(map(len, rows), np.intp, len(rows))
+        values = np.fromiter(chain.from_iterable(rows), np.intp)
+        self.table[np.repeat(np.arange(len(rows)), sizes), values] = np.fromiter(
+            chain.from_iterable(row.values() for row in rows), np.int32
+        )
+        self.ends = trie.ends + [-1] * (len(rows) - len(trie.ends))
         self.is_end = np.array(self.ends) >= 0
-        self.only = _only(rows, self.ends)
+        self.only = _only(rows, self.ends, own)
 
     @property
     def nbytes(self) -> int:
@@ -204,21 +205,28 @@ class Openings:
         return [State(spans=list(_spans(row.tolist()))) for row in self.table]
 
 
-def _rows(
-    trie: _Trie, numbers: dict[frozenset[int], int], more: Iterable[frozenset[int]]
-) -> Iterator[dict[int, int]]:
-    """For each set of nodes, what each byte leads to; `numbers` gains every set that is reached."""
-    for nodes in more:
-        numbers.setdefault(nodes, len(numbers))
-    waiting = deque(numbers)
-    while waiting:
-        row = {}
-        for byte, behind in trie.moves(waiting.popleft()).items():
-            if behind not in numbers:
-                numbers[behind] = len(numbers)
-                waiting.append(behind)
-            row[byte] = numbers[behind]
-        yield row
+class _Numbers:
+    """States that are several nodes at once get numbers behind those of the nodes."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._known: dict[frozenset[int], int] = {}
+        self._waiting: deque[frozenset[int]] = deque()
+
+    def of(self, nodes: frozenset[int]) -> int:
+        """The state that is at some nodes."""
+        if len(nodes) == 1:
+            return next(iter(nodes))
+        if nodes not in self._known:
+            self._known[nodes] = self._first + len(self._known)
+            self._waiting.append(nodes)
+        return self._known[nodes]
+
+    def rows(self, trie: _Trie) -> Iterator[dict[int, int]]:
+        """What each byte leads to, for each of these states."""
+        while self._waiting:
+            nodes = self._waiting.popleft()
+            yield {byte: self.of(behind) for byte, behind in trie.moves(nodes).items()}
 
 
 def _spans(row: list[int]) -> Iterator[Span]:
@@ -228,21 +236,20 @@ def _spans(row: list[int]) -> Iterator[Span]:
             yield Span(values[0], values[-1], target)
 
 
-def _only(rows: Sequence[dict[int, int]], ends: Sequence[int]) -> list[int]:
-    """The only call that each state leads to, worked out from the ends backwards: the table has no loops."""
-    found: list[int | None] = [None if end < 0 else end for end in ends]
-    waiting = [number for number, known in enumerate(found) if known is None]  # those found last lie deepest, mostly
+def _only(rows: Sequence[dict[int, int]], ends: Sequence[int], own: int) -> list[int]:
+    """The only call that each state leads to; the first `own` states lead to later ones only, the others to any, without loops."""
+    found: list[int | None] = [None] * len(rows)
+    for number in range(own - 1, -1, -1):
+        calls = {found[behind] for behind in rows[number].values()}
+        found[number] = ends[number] if ends[number] >= 0 else calls.pop() if len(calls) == 1 else -1
+    waiting = list(range(own, len(rows)))
     while waiting:
         number = waiting[-1]
-        if found[number] is not None:
-            waiting.pop()
-            continue
-        behind = set(rows[number].values())
-        missing = [other for other in behind if found[other] is None]
+        missing = [behind for behind in set(rows[number].values()) if found[behind] is None]
         if missing:
             waiting += missing
             continue
         waiting.pop()
-        calls = {found[other] for other in behind}
+        calls = {found[behind] for behind in rows[number].values()}
         found[number] = calls.pop() if len(calls) == 1 else -1
     return [-1 if call is None else call for call in found]

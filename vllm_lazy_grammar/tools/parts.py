@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache
-from os.path import commonprefix
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_lazy_grammar.core.dispatch import MARK, Call, Plan
@@ -67,7 +66,10 @@ def _plan(block: _Block) -> Plan:
     again = tuple(separator + shared for separator in block.separators)
     if not all(again) or _clash(again, block.closes) or not all(_ends_itself(rest) for _, rest in taken if again):
         raise _OtherFormError
-    calls = [Call(tuple(openings), _part(rest, block.closes, ()), _more(rest, block.closes, again)) for openings, rest in taken]
+    calls = [
+        Call(tuple(openings), _part(rest, block.closes, ()), _more(rest, block.closes, again))
+        for openings, rest in taken
+    ]
     return Plan(
         tuple(text.encode() for text in block.opens),
         tuple(calls),
@@ -176,7 +178,7 @@ def _factored(options: Sequence[Format], *, closed: bool) -> tuple[list[Opening]
     parts = [_elements(option) for option in options]
     if not all(part and part[0]["type"] == "const_string" for part in parts):
         raise _OtherFormError
-    opening = commonprefix([part[0]["value"] for part in parts])
+    opening = _common([part[0]["value"] for part in parts])
     rests = [formats.sequence([formats.text(part[0]["value"][len(opening) :]), *part[1:]]) for part in parts]
     if not opening or not (closed or all(any(_is_solid(part) for part in _elements(rest)) for rest in rests)):
         raise _OtherFormError
@@ -220,6 +222,12 @@ def _joined(opening: Opening) -> Opening:
 def _shared(openings: Sequence[Opening]) -> str:
     """The beginning that all openings share, without what may belong to names."""
     heads = [opening[0] for opening in openings]
-    common = commonprefix([head if isinstance(head, bytes) else b"" for head in heads]).decode("utf-8", "ignore")
-    return _NAMED.sub("", common)
+    texts = [head.decode("utf-8", "surrogateescape") if isinstance(head, bytes) else "" for head in heads]
+    return _NAMED.sub("", _common(texts))
 
+
+def _common(texts: Sequence[str]) -> str:
+    """What all texts begin with."""
+    low, high = min(texts), max(texts)
+    size = next((place for place, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    return low[:size]
