@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 
+import numpy as np
 import pytest
 
 from tests.core.dispatching import Walker
+from tests.core.kit import Workshop
 from tests.tools.apart import choice_and_texts, pair_of, tools_for, vocabulary_with
 from tests.tools.cases import choice_for
 from vllm_lazy_grammar.core.byte_trie import ByteTrie
@@ -15,8 +17,10 @@ from vllm_lazy_grammar.core.endings import Endings
 from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.openings import Digits
 from vllm_lazy_grammar.core.pieces import Pieces
+from vllm_lazy_grammar.core.rows import allowed_ids, is_allowed
+from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.tools import formats
-from vllm_lazy_grammar.tools.choice import beside
+from vllm_lazy_grammar.tools.choice import Wanted, beside
 from vllm_lazy_grammar.tools.parts import plan_of
 from vllm_lazy_grammar.tools.presets import catalogue
 
@@ -135,3 +139,47 @@ def test_how_a_text_ends_is_known_as_in_one_piece(family):
             piece = vocabulary.piece(token)
             stands = [endings.advance(stand, token, piece) for endings, stand in zip(both, stands, strict=True)]
             at += len(piece)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_coder", "pythonic", "minicpm5"])
+def test_a_request_with_a_budget_has_the_rows_that_it_has_in_one_piece(family):
+    """Families whose calls open with words: this vocabulary has no tokens for markers."""
+    choice, texts = choice_and_texts(family, 0, wanted=Wanted("required"))
+    vocabulary = vocabulary_with(texts, rng(0))
+    end = vocabulary.size - 40  # the special token
+    shops = [
+        Workshop(vocabulary=vocabulary, engine=XgrammarEngine(vocabulary, max_threads=1), plan=plan)
+        for plan in (None, plan_of)
+    ]
+    sessions = [
+        shop.session(
+            choice.grammar.source,
+            *(f"word:{trigger.source}" for trigger in choice.triggers.triggers if trigger.kind == "word"),
+            *(f"pattern:{trigger.source}" for trigger in choice.triggers.triggers if trigger.kind == "pattern"),
+            kind="structural_tag",
+            stops={end},
+            blanks="mixed",
+            budget=True,
+            mandatory=True,
+            rearm=True,
+        )
+        for shop in shops
+    ]
+    rows = [np.zeros(vocabulary.row_words, np.int32) for _ in sessions]
+    draw, left = rng(3), 200
+    while left and not sessions[0].is_terminated():
+        masks = [session.fill(row, left) for session, row in zip(sessions, rows, strict=True)]
+        assert masks[0] == masks[1]
+        allowed = allowed_ids(rows[1], vocabulary.size).tolist()
+        assert set(allowed_ids(rows[0], vocabulary.size).tolist()) <= set(allowed)
+        for token in allowed:
+            if not is_allowed(rows[0], token, vocabulary.size):  # xgrammar's row lacked it, as `same` says
+                assert sessions[0].accept(token)
+                sessions[0].rollback(1)
+        token = draw.choice(allowed)
+        assert [session.accept(token) for session in sessions] == [True, True]
+        assert sessions[0].phase == sessions[1].phase
+        left -= 1
+    assert sessions[1].is_terminated() == sessions[0].is_terminated()
+    assert sessions[1].trace.events[0].kind == "fired"
