@@ -38,6 +38,7 @@ def test_the_defaults_are_those_of_the_documentation():
         "tool_argument_spelling": "trained",
         "unknown_tool_parser": "refuse",
         "presets_dir": "",
+        "dispatch": True,
         "tool_cache_mb": 16,
         "engine": "auto",
         "undeclared_properties": "refuse",

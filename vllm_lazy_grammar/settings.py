@@ -56,6 +56,7 @@ class Settings:
         unknown_tool_parser: a ``--tool-call-parser`` without a preset: ``refuse`` the start, or ``leave`` it as vLLM has it, with one warning.
         presets_dir: a folder of preset files (``*.toml``) of your own, which come before the package's.
         drafts: with speculative decoding, what the grammar knows of the text to come is drafted behind the proposer's drafts.
+        dispatch: compile each tool of a set alone, and choose between them by how a call opens; false compiles a set in one piece.
         tool_cache_mb: grammars' sources made from tools are kept up to this size, in MB.
         engine: what compiles grammars. ``auto``: xgrammar, or what can express the grammar where xgrammar can not; else the named one for all
             grammars (tool calls and structural tags stay with xgrammar). ``glrmask`` is an extra of this package.
@@ -84,6 +85,7 @@ class Settings:
     unknown_tool_parser: str = _word("refuse", "leave")
     presets_dir: str = _folder()
     drafts: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
+    dispatch: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
     tool_cache_mb: int = _setting(16, 1, "a whole number of MB, 1 or more")
     engine: str = _word("auto", "xgrammar", "llguidance", "glrmask")
     undeclared_properties: str = _word("refuse", "allow")

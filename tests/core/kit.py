@@ -9,6 +9,7 @@ from vllm_lazy_grammar.core.blanks import BlankBound
 from vllm_lazy_grammar.core.byte_trie import ByteTrie
 from vllm_lazy_grammar.core.compiles import GrammarStore
 from vllm_lazy_grammar.core.control import ControlTokens
+from vllm_lazy_grammar.core.dispatch import Dispatcher
 from vllm_lazy_grammar.core.gate import Gate
 from vllm_lazy_grammar.core.inside import Blanks, Inside
 from vllm_lazy_grammar.core.leading import EndingsStore
@@ -31,15 +32,25 @@ def ids(*texts):
 class Workshop:
     """What sessions share: an engine that can be held, a worker, caches. `threads=0` compiles at once."""
 
-    def __init__(self, *, threads=0, held=False, vocabulary=VOCABULARY, engine=None, prewarm=8, bound=20, kept=1 << 24):
+    def __init__(
+        self, *, threads=0, held=False, vocabulary=VOCABULARY, engine=None, prewarm=8, bound=20, kept=1 << 24, plan=None
+    ):
         self.vocabulary = vocabulary
         self.engine = FakeEngine(vocabulary, held=held) if engine is None else engine
         self.worker = Worker(threads)
         self.rows = RowCache(1 << 22)
-        self.store = GrammarStore(
-            self.engine, self.worker, self.rows, vocabulary.row_words, limit_bytes=kept, top_k=prewarm
-        )
         self.trie = ByteTrie(vocabulary)
+        self.waits = []
+        dispatcher = plan and Dispatcher(self.trie, plan, lambda key, seconds: self.waits.append((key, seconds)))
+        self.store = GrammarStore(
+            self.engine,
+            self.worker,
+            self.rows,
+            vocabulary.row_words,
+            limit_bytes=kept,
+            top_k=prewarm,
+            dispatcher=dispatcher,
+        )
         self.bound = BlankBound(vocabulary, bound)
         self.endings = EndingsStore(vocabulary, self.trie, self.worker)
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Everything here is immutable or has its own lock; a session gets references, never copies.
-- Nothing is compiled on the caller's thread, unless the worker is inline.
+- Nothing is compiled on the caller's thread, unless the worker is inline, or a step would wait for it and no thread has begun it.
 - A compile is held exactly as long as the object that vLLM holds for the request lives.
 """
 
@@ -28,6 +28,7 @@ from vllm_lazy_grammar.core import byte_trie, endings, rows
 from vllm_lazy_grammar.core.assembly import Assembly
 from vllm_lazy_grammar.core.blanks import BlankBound
 from vllm_lazy_grammar.core.compiles import Compile, GrammarStore
+from vllm_lazy_grammar.core.dispatch import Dispatcher
 from vllm_lazy_grammar.core.drafts import Drafts
 from vllm_lazy_grammar.core.habits import Habits
 from vllm_lazy_grammar.core.leading import FIRST, EndingsStore
@@ -38,6 +39,7 @@ from vllm_lazy_grammar.engines.policy import Choice, PolicyEngine
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.settings import Settings
+from vllm_lazy_grammar.tools.parts import plan_of
 
 if TYPE_CHECKING:
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, StructuredOutputOptions
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.session import Session
 
 _MB = 1 << 20
+_HELD = 0.005
+"""Seconds that a compile may hold a step before it is counted and logged."""
+_SHOWN = 200
 
 
 class Hold:
@@ -82,6 +87,9 @@ class LazyBackend(StructuredOutputBackend):
         tokenizer: vLLM's.
         vocab_size: the model's, padding counted.
         inline: use no threads (vLLM's external launcher).
+
+    Attributes:
+        steps_held: steps that the compile of one call's grammar held for more than 5 ms.
     """
 
     def __init__(self, vllm_config: Any, tokenizer: Any, vocab_size: int, *, inline: bool = False) -> None:
@@ -99,6 +107,8 @@ class LazyBackend(StructuredOutputBackend):
         self.vocabulary = self.engine.vocabulary
         self.rows = rows.RowCache(settings.row_cache_mb * _MB)
         self.worker = Worker(0 if inline else settings.threads)
+        self.trie = byte_trie.ByteTrie(self.vocabulary)
+        self.steps_held = 0
         self.store = GrammarStore(
             self.engine,
             self.worker,
@@ -106,9 +116,9 @@ class LazyBackend(StructuredOutputBackend):
             self.vocabulary.row_words,
             limit_bytes=settings.grammar_cache_mb * _MB,
             top_k=settings.prewarm_top_k if settings.prewarm else 0,
+            dispatcher=Dispatcher(self.trie, plan_of, self._note_wait) if settings.dispatch else None,
         )
         self.bound = BlankBound(self.vocabulary, settings.whitespace_bound)
-        self.trie = byte_trie.ByteTrie(self.vocabulary)
         self.endings = EndingsStore(self.vocabulary, self.trie, self.worker) if settings.budget else None
         self.assembly = Assembly(
             self.vocabulary,
@@ -126,6 +136,12 @@ class LazyBackend(StructuredOutputBackend):
         byte_trie.warm()
         endings.warm()
         rows.warm()
+
+    def _note_wait(self, key: GrammarKey, seconds: float) -> None:
+        """A step waited for the part of a grammar that a call went into."""
+        if seconds > _HELD:
+            self.steps_held += 1
+            logger.info("A step was held for %.1f ms by the compile of %s", seconds * 1e3, key.source[:_SHOWN])
 
     def eager(self, request: GrammarRequest) -> Future[StructuredOutputGrammar]:
         """A future of the request's grammar: vLLM keeps the request out of the batch until it is done."""

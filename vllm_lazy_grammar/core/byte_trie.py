@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.core.matcher import Matcher, Row
 
 DEAD = -1
 """In a table: no state, the byte is refused."""
@@ -127,6 +127,39 @@ class ByteTrie:
             parts.append(np.sort(scratch.found[:count]))
         return np.sort(np.concatenate(parts)) if len(parts[1]) else parts[0]
 
+    def entered(self, table: NDArray[np.int32], wanted: NDArray[np.bool_], state: int) -> NDArray[np.int32]:
+        """Where tokens enter a wanted state with bytes left over, control tokens apart: int32[_, 2], the node and the state.
+
+        Args:
+            table: int32[states, 256], -1 where a byte is refused.
+            wanted: bool[states].
+            state: where the automaton stands.
+        """
+        edges, depths, skips, firsts, _ = self._ordinary
+        return _entered(edges, depths, skips, firsts, table, wanted, state, self._scratch.path[0])
+
+    def tokens_below(self, node: int) -> list[int]:
+        """The tokens that begin with a node's bytes and have more."""
+        firsts, skips = self._ordinary.firsts, self._ordinary.skips
+        found: list[int] = self._ordinary.tokens[firsts[node + 1] : firsts[skips[node]]].tolist()
+        return found
+
+    def below(self, node: int, matcher: Matcher, row: Row) -> None:
+        """Set those of the tokens below a node whose further bytes a matcher takes from where it stands; it is left there."""
+        nodes, begin = self._ordinary, matcher.steps
+        top, here, end = int(nodes.depths[node]), node + 1, int(nodes.skips[node])
+        while here < end:
+            steps = matcher.steps - begin
+            above = int(nodes.depths[here]) - top - 1
+            matcher.rollback(steps - above)
+            if not matcher.accept_bytes(bytes((int(nodes.edges[here]),))):
+                here = int(nodes.skips[here])
+                continue
+            for token in nodes.tokens[nodes.firsts[here] : nodes.firsts[here + 1]].tolist():
+                row[token >> 5] |= np.int32(np.uint32(1 << (token & 31)).view(np.int32))
+            here += 1
+        matcher.rollback(matcher.steps - begin)
+
 
 def _build(pieces: Sequence[bytes], ids: Iterable[int]) -> Nodes:
     ordered = sorted(sorted(ids), key=pieces.__getitem__)  # equal pieces stay in the order of their ids
@@ -147,6 +180,7 @@ def warm() -> None:
         hits.setflags(write=not frozen)
         trie.survivors(table, 0, row)
         trie.hitting(table, hits, 0)
+        trie.entered(table, hits, 0)
 
 
 @compiled
@@ -243,3 +277,38 @@ def _hitting(  # noqa: PLR0913, PLR0917 - compiled code takes arrays, not object
             path[depth] = after
             node += 1
     return count
+
+
+@compiled
+def _entered(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
+    edges: NDArray[np.uint8],
+    depths: NDArray[np.int32],
+    skips: NDArray[np.int32],
+    firsts: NDArray[np.int32],
+    table: NDArray[np.int32],
+    wanted: NDArray[np.bool_],
+    state: int,
+    path: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    found, count = np.empty((16, 2), np.int32), 0
+    path[0] = state
+    node = 1
+    while node < len(edges):
+        depth = depths[node]
+        after = table[path[depth - 1], edges[node]]
+        if after < 0:
+            node = skips[node]
+            continue
+        path[depth] = after
+        if wanted[after]:
+            if firsts[node + 1] < firsts[skips[node]]:
+                if count == len(found):
+                    grown = np.empty((2 * count, 2), np.int32)
+                    grown[:count] = found
+                    found = grown
+                found[count, 0], found[count, 1] = node, after
+                count += 1
+            node = skips[node]
+            continue
+        node += 1
+    return found[:count].copy()

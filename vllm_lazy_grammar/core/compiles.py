@@ -12,16 +12,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_lazy_grammar.core.prewarm import ROWS
+from vllm_lazy_grammar.core.dispatch import DispatchGrammar
+from vllm_lazy_grammar.core.prewarm import AHEAD, COMPILE, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
+    from vllm_lazy_grammar.core.dispatch import Dispatcher
     from vllm_lazy_grammar.core.matcher import CompiledGrammar, Engine, GrammarKey, Matcher, Row
     from vllm_lazy_grammar.core.prewarm import Task, Worker
     from vllm_lazy_grammar.core.rows import RowCache
@@ -58,6 +62,16 @@ class Compile:
         """The compile as a future, for whoever waits outside the batch."""
         return self.task.future
 
+    def join(self) -> CompiledGrammar:
+        """The grammar; compiled here where nobody has begun. Raises what the compile raised."""
+        self.task.run()
+        return self.task.result()
+
+    def finish(self) -> None:
+        """Have it done, here where nobody has begun; raises nothing."""
+        self.task.run()
+        wait([self.task.future])
+
     def result(self) -> CompiledGrammar:
         """Join the compile, and nothing else. Raises what the compile raised."""
         return self.task.result()
@@ -92,6 +106,7 @@ class GrammarStore:
         row_words: words of a mask row.
         limit_bytes: bound of what is kept for later requests.
         top_k: at most so many rows are prewarmed per grammar; 0 turns it off.
+        dispatcher: takes grammars apart that choose between calls; None: every grammar is compiled in one piece.
         on_warm: called with a `Compile` once everything of it is warm.
     """
 
@@ -104,39 +119,71 @@ class GrammarStore:
         *,
         limit_bytes: int,
         top_k: int,
+        dispatcher: Dispatcher | None = None,
         on_warm: Callable[[Compile], None] | None = None,
     ) -> None:
         self._engine, self._worker, self.rows, self._row_words = engine, worker, rows, row_words
         self._limit, self.top_k, self._on_warm = limit_bytes, top_k, on_warm
+        self._dispatcher = dispatcher
         self._lock = threading.RLock()  # cancelling calls back into `_forget`
         self._table: OrderedDict[GrammarKey, Compile] = OrderedDict()
 
     def get(self, key: GrammarKey) -> Compile:
         """Hold the compile of `key`, which starts now if it has not; pair with `Compile.release`."""
+        return self._get(key, is_part=False)
+
+    def get_part(self, key: GrammarKey) -> Compile:
+        """Hold the compile of a part of a dispatched grammar: one piece, compiled ahead, without rows of its own."""
+        return self._get(key, is_part=True)
+
+    def _get(self, key: GrammarKey, *, is_part: bool) -> Compile:
         with self._lock:
             found = self._table.get(key)
             if found is not None:
                 found.holders += 1
                 self._table.move_to_end(key)
-                return found
-            compile_ = self._table[key] = Compile(key, self)
-            compile_.holders = 1
-            # Under the lock, so that nobody finds it without its task; inline workers run it here, and nobody else is there then.
-            compile_.task = self._worker.submit(lambda: self._timed(compile_))
-        compile_.future.add_done_callback(lambda future: self._compiled(compile_, future))
+            else:
+                compile_ = self._table[key] = Compile(key, self)
+                compile_.holders = 1
+                work = partial(self._timed, compile_, is_part=is_part)
+                # Under the lock, so that nobody finds it without its task; inline workers run it here, and nobody else is there then.
+                compile_.task = self._worker.submit(work, AHEAD if is_part else COMPILE)
+        if found is not None:
+            self._attend(found)
+            return found
+        compile_.future.add_done_callback(partial(self._compiled, compile_, warms=not is_part))
         return compile_
 
-    def _timed(self, compile_: Compile) -> CompiledGrammar:
+    def hasten(self, compile_: Compile) -> None:
+        """Somebody will wait for it: it comes before what is compiled ahead."""
+        self._worker.again(compile_.task, COMPILE)
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether anything is done before somebody needs it."""
+        return not self._worker.is_inline
+
+    def _timed(self, compile_: Compile, *, is_part: bool) -> CompiledGrammar:
         begin = time.perf_counter()
         try:
-            return self._engine.compile(compile_.key)
+            apart = None if is_part or self._dispatcher is None else self._dispatcher.grammar(compile_.key, self)
+            return self._engine.compile(compile_.key) if apart is None else apart
         finally:
             compile_.seconds = time.perf_counter() - begin
 
-    def _compiled(self, compile_: Compile, future: Future[CompiledGrammar]) -> None:
+    def _attend(self, compile_: Compile) -> None:
+        """Tell a dispatched grammar whether anybody holds it."""
+        if not compile_.ready or self._failed(compile_):
+            return
+        grammar = compile_.result()
+        if isinstance(grammar, DispatchGrammar):
+            grammar.resume() if compile_.holders else grammar.pause()
+
+    def _compiled(self, compile_: Compile, future: Future[CompiledGrammar], *, warms: bool) -> None:
+        self._attend(compile_)
         if future.cancelled() or future.exception() is not None:
             self._forget(compile_)
-        elif self.top_k:
+        elif self.top_k and warms:
             compile_.rows_task = self._worker.submit(lambda: self._warm(compile_, future.result()), ROWS)
         self._evict()
 
@@ -170,6 +217,7 @@ class GrammarStore:
             compile_.holders -= 1
             if not compile_.holders and not compile_.ready:
                 compile_.task.cancel()
+        self._attend(compile_)
         self._evict()
 
     @staticmethod

@@ -130,6 +130,53 @@ class Network:
         return state.calls
 
 
+def composed(  # noqa: PLR0913 -- two networks, and where they meet
+    openings: Sequence[State],
+    ends: Sequence[int],
+    parts: Sequence[Network | None],
+    *,
+    mark: int,
+    behind: int,
+    start: int,
+) -> Network:
+    """One network of openings and of what stands behind each.
+
+    Args:
+        openings: the first states; nothing leads on from where an opening ends.
+        ends: for each of them, which part stands behind it; -1 where none does.
+        parts: the parts; None where a part leads nowhere.
+        mark: where a part takes just this byte, the openings go on at `behind`, then the part behind the byte.
+        behind: a state of the openings.
+        start: where a text begins.
+    """
+    states, end = [*openings, State(final=True)], len(openings)
+    starts: dict[int, int] = {}
+    for place, part in enumerate(parts):
+        if part is not None:
+            offset = len(states)
+            starts[place] = part.start + offset
+            states += [_moved(state, offset, mark, behind) for state in part.states if state.counted is None]
+    for number, place in enumerate(ends):
+        if place in starts:
+            states[number].calls = [Call(starts[place], end)]
+    return Network(states, start)
+
+
+def _moved(state: State, by: int, mark: int, behind: int) -> State:
+    """A state whose numbers are moved, with calls of `behind` in place of the mark."""
+    marks = [span for span in state.spans if span.low == span.high == mark]
+    calls = [Call(start + by, target + by) for start, target in state.calls]
+    repeat = state.repeat
+    return State(
+        spans=[Span(low, high, target + by) for low, high, target in state.spans if not low == high == mark],
+        calls=[*calls, *(Call(behind, span.target + by) for span in marks)],
+        jumps=[] if repeat else [target + by for target in state.jumps],
+        named=[Named(tokens, target + by) for tokens, target in state.named],
+        repeat=repeat and repeat._replace(start=repeat.start + by, target=repeat.target + by),
+        final=state.final,
+    )
+
+
 def _steps(states: Sequence[State], shortest: Sequence[int], number: int) -> Iterator[int]:
     """The lengths of all ways from one state to its rule's end, as far as they are known."""
     state = states[number]

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COMPILE, ENDINGS, ROWS = 0, 1, 2
-"""Priorities: somebody may wait for a compile, and soon for how it ends; rows only save time."""
+COMPILE, AHEAD, ENDINGS, ROWS = 0, 1, 2, 3
+"""Priorities: somebody may wait for a compile; what is compiled ahead may be needed soon, as how a grammar ends; rows only save time."""
 
 
 _NICE = 10
+
+_here = threading.local()
 
 
 class Task(Generic[T]):
@@ -39,6 +41,7 @@ class Task(Generic[T]):
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work: Callable[[], T] | None = work
+        self._lock = threading.Lock()
         self.future: Future[T] = Future()
 
     def done(self) -> bool:
@@ -51,17 +54,18 @@ class Task(Generic[T]):
 
     def cancel(self) -> bool:
         """True where it will never run; false where it has started or is done."""
-        cancelled = self.future.cancel()
-        if cancelled:
-            self._work = None
+        with self._lock:
+            cancelled = self.future.cancel()
+            if cancelled:
+                self._work = None
         return cancelled
 
     def run(self) -> None:
-        """Run it here and now, unless it was cancelled."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        work, self._work = self._work, None
-        assert work is not None  # noqa: S101 -- only `cancel` clears it, and that was decided above
+        """Run it here and now, unless it was cancelled or somebody runs it, or has."""
+        with self._lock:
+            work, self._work = self._work, None
+            if work is None or not self.future.set_running_or_notify_cancel():
+                return
         with _Delivered(self.future):
             self.future.set_result(work())
 
@@ -87,6 +91,11 @@ def _yield_to_others() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
+def on_worker() -> bool:
+    """Whether this thread is a worker's: nobody waits for what it waits for."""
+    return getattr(_here, "works", False)
+
+
 class Worker:
     """Daemon threads over one queue.
 
@@ -106,6 +115,11 @@ class Worker:
         self._started: list[threading.Thread] = []
         self._held = self._closed = False
 
+    @property
+    def is_inline(self) -> bool:
+        """Whether everything runs in `submit`."""
+        return not self._threads
+
     def submit(self, work: Callable[[], T], priority: int = COMPILE) -> Task[T]:
         """Queue `work`; inline it has run when this returns."""
         task = Task(work)
@@ -122,6 +136,13 @@ class Worker:
             self._start(missing)
         return task
 
+    def again(self, task: Task[Any], priority: int) -> None:
+        """Queue a task once more, with another priority: what comes to it first runs it."""
+        if self._pid == os.getpid() and not task.done():
+            with self._ready:
+                heapq.heappush(self._queue, (priority, next(self._count), task))
+                self._ready.notify()
+
     def _start(self, count: int) -> None:
         new = [threading.Thread(target=self._loop, name=f"lazy-grammar-{i}", daemon=True) for i in range(count)]
         with self._ready:
@@ -132,6 +153,7 @@ class Worker:
             thread.start()
 
     def _loop(self) -> None:
+        _here.works = True
         _yield_to_others()
         while (task := self._next()) is not None:
             task.run()

@@ -6,7 +6,8 @@ Invariants:
 - Whatever moves the position drops the cached row first; a row is a function of the position alone.
 - `rollback` counts offered tokens. After it the session is the one that never saw them, gate included.
 - A refused token, and an id outside the vocabulary, change nothing.
-- Only `fill`, `completion`, `stop_legal` and what reads a row join a compile; `accept` never does.
+- Only `fill`, `completion`, `stop_legal` and what reads a row join a compile; `accept` never does, but for a token that goes into a part of a
+  dispatched grammar (`dispatch`) whose row nobody has asked for.
 - A session is used by one thread at a time; what it shares with others is immutable or has its own lock.
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vllm_lazy_grammar.core.completion import GaveUp, NoWay, Way, completion
+from vllm_lazy_grammar.core.dispatch import DispatchMatcher
 from vllm_lazy_grammar.core.journal import Phase
 from vllm_lazy_grammar.core.leading import FIRST, LeadingOut
 from vllm_lazy_grammar.core.masks import Masks
@@ -184,8 +186,11 @@ class Session:
         return only_allowed(self._row(), self._size) if walk.at.phase in (_AWAITING, _INSIDE) else None
 
     def _offered(self, token: int) -> bool:
-        """Accept a draft, unless it would end the request with an error, or its trigger would wait for the compile: nobody has sampled it."""
+        """Accept a draft, unless it would end the request with an error, or it or its trigger would wait for a compile: nobody has sampled it."""
         if token in self._stops and not self._walk.ends(token):
+            return False
+        matcher = self._walk.at.matcher
+        if isinstance(matcher, DispatchMatcher) and matcher.would_wait(token):
             return False
         try:
             taken = self.accept(token)

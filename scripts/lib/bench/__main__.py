@@ -1,4 +1,4 @@
-"""scripts/bench: all benchmarks, or those named: steps windows gate trie masks endings first_token drafts traces."""
+"""scripts/bench: all benchmarks, or those named: steps windows gate trie masks endings dispatch first_token drafts traces."""
 
 from __future__ import annotations
 
@@ -70,6 +70,13 @@ def _endings() -> None:
         endings.run(SHARED / "data" / "maskbench", vocabularies.qwen3())
 
 
+def _dispatch() -> None:
+    from scripts.lib.bench import dispatch
+
+    _, engine = _tokenizer_and_engine()
+    dispatch.run(engine.vocabulary, SHARED / "data" / "tools.json")
+
+
 def _first_token() -> None:
     from scripts.lib.bench import first_token
 
@@ -95,6 +102,7 @@ BENCHES = {
     "trie": _trie,
     "masks": _masks,
     "endings": _endings,
+    "dispatch": _dispatch,
     "first_token": _first_token,
     "drafts": _drafts,
     "traces": _traces,
