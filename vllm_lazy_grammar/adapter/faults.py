@@ -23,7 +23,7 @@ from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 from vllm_lazy_grammar.errors import PatternTimeoutError, ReplayRefusedError, RequestError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
     from vllm.v1.request import Request
@@ -137,6 +137,10 @@ class Ended(StructuredOutputGrammar):
     def fill_row(self, row: Row, spent: int, *, keep: bool) -> None:  # noqa: ARG002 -- as LazyGrammar has it
         """The same."""
         row.fill(ALL)
+
+    def fill_window(self, rows: Row, drafts: Sequence[int], spent: int) -> None:  # noqa: ARG002 -- as LazyGrammar has it
+        """The same."""
+        rows.fill(ALL)
 
     def is_terminated(self) -> bool:
         """Never: it has not begun."""

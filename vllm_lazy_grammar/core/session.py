@@ -26,6 +26,7 @@ from vllm_lazy_grammar.core.masks import Masks
 from vllm_lazy_grammar.core.rows import ALL, RowSlot, apply_row, is_allowed, only_allowed
 from vllm_lazy_grammar.core.vocabulary import spelled
 from vllm_lazy_grammar.core.walk import Walk
+from vllm_lazy_grammar.core.window import Window
 from vllm_lazy_grammar.errors import LazyGrammarError
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Session:
         self._slot = RowSlot()
         self.drafts = drafts
         self._leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
+        self._window = Window(self._walk, inside, self._masks, self._leading)
 
     @property
     def size(self) -> int:
@@ -131,6 +133,9 @@ class Session:
         """
         if self._compile.ready:
             self._walk.settle()
+        taken = self._window.taken(tokens)
+        if taken is not None:
+            return list(tokens[:taken])
         kept: list[int] = []
         offered = len(self._walk)
         try:
@@ -225,6 +230,10 @@ class Session:
             self._slot.keep(row, masks=masks)
         walk.trace.fill_seconds += _now() - begin
         return masks
+
+    def fill_window(self, rows: Sequence[Row], drafts: Sequence[int], remaining: int | None = None) -> bool:
+        """Write the rows before and behind each of some drafts, moving nothing; false where that has to be asked for token by token. See `Window.fill`."""
+        return self._window.fill(rows, drafts, remaining)
 
     def _fill_near_end(self, leading: LeadingOut, row: Row, remaining: int, *, keep: bool) -> bool:
         walk = self._walk
@@ -399,6 +408,7 @@ class Session:
         twin._slot = RowSlot()  # noqa: SLF001 -- our own twin
         if self._leading is not None:
             twin._leading = self._leading.fork()  # noqa: SLF001 -- our own twin
+        twin._window = Window(twin._walk, self._inside, self._masks, twin._leading)  # noqa: SLF001 -- our own twin
         return twin
 
 
