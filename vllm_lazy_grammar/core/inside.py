@@ -18,7 +18,9 @@ from vllm_lazy_grammar.core.journal import Phase, Position
 from vllm_lazy_grammar.core.rows import IdSet
 
 if TYPE_CHECKING:
-    from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode
+    from collections.abc import Sequence
+
+    from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode, BlankState
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.control import ControlTokens
     from vllm_lazy_grammar.core.matcher import Row
@@ -106,6 +108,32 @@ class Inside:
         return _new(
             Position, (phase, matcher, steps + 1, behind, history, activations, counted, (), trail, events, fed)
         )
+
+    def blanks_ahead(self, at: Position, tokens: Sequence[int]) -> list[BlankState] | None:
+        """Where the text stands before and behind each of these ids of the vocabulary, none a stop id.
+
+        None where the matcher alone does not tell whether they are taken: a control token is among them or may be, the text is mixed, or the
+        bound on blanks is exceeded.
+        """
+        if self._single or self._mixed is not None or not self._control_ids.isdisjoint(tokens):
+            return None
+        if self._after is None:
+            return [at.blanks] * (len(tokens) + 1)
+        found = [at.blanks]
+        for token in tokens:
+            lexer, run = found[-1]
+            blanks = self._after[lexer][token][run]
+            if blanks is None:
+                return None
+            found.append(blanks)
+        return found
+
+    def correct(self, blanks: BlankState, row: Row) -> None:
+        """Make of a matcher's row that of a position for which `blanks_ahead` knows the blanks."""
+        if self._laid is not None:
+            self._laid.clear(blanks, row)
+        elif self._never is not None:
+            self._never.mask(row)
 
     def _take_control(self, at: Position, token: int) -> Position | None:
         if not self.control.allows(token, at.matcher, in_string=at.blanks.lexer == STRING):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.gate import Gate
     from vllm_lazy_grammar.core.inside import Inside
     from vllm_lazy_grammar.core.leading import EndingsStore
-    from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.core.matcher import Row, Rows
     from vllm_lazy_grammar.core.trace import Trace
     from vllm_lazy_grammar.core.triggers import Forcible, TriggerSpec
 
@@ -231,7 +231,7 @@ class Session:
         walk.trace.fill_seconds += _now() - begin
         return masks
 
-    def fill_window(self, rows: Sequence[Row], drafts: Sequence[int], remaining: int | None = None) -> bool:
+    def fill_window(self, rows: Rows, drafts: Sequence[int], remaining: int | None = None) -> bool:
         """Write the rows before and behind each of some drafts, moving nothing; false where that has to be asked for token by token. See `Window.fill`."""
         return self._window.fill(rows, drafts, remaining)
 

@@ -11,24 +11,26 @@ Invariants:
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from vllm_lazy_grammar.core.journal import Phase
+from vllm_lazy_grammar.core.journal import Phase, Position
 from vllm_lazy_grammar.core.leading import FIRST
+from vllm_lazy_grammar.core.matcher import taken
 from vllm_lazy_grammar.core.rows import ALL
-from vllm_lazy_grammar.errors import LazyGrammarError
+from vllm_lazy_grammar.errors import InternalError, LazyGrammarError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from vllm_lazy_grammar.core.blanks import BlankState
     from vllm_lazy_grammar.core.inside import Inside
-    from vllm_lazy_grammar.core.journal import Position
     from vllm_lazy_grammar.core.leading import LeadingOut
     from vllm_lazy_grammar.core.masks import Masks
-    from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.core.matcher import LooksAhead, Row, Rows
     from vllm_lazy_grammar.core.walk import Walk
 
 _INSIDE = Phase.INSIDE
+_new = tuple.__new__
 
 
 class Window:
@@ -50,25 +52,33 @@ class Window:
 
     def taken(self, tokens: Sequence[int]) -> int | None:
         """How many of these tokens would be accepted, up to the first that is not; None where the window is not plain."""
-        start = at = self._walk.at
-        if at.phase is not _INSIDE:
+        at = self._walk.at
+        if at.phase is not _INSIDE or not self._are_plain(tokens):
             return None
-        count = 0
+        try:
+            if self._is_lazy or self._inside.blanks_ahead(at, tokens) is None:
+                return self._taken_by_turns(at, tokens)
+            if hasattr(at.matcher, "taken"):
+                return cast("LooksAhead", at.matcher).taken(tokens)
+            return taken(at.matcher, tokens)
+        except LazyGrammarError:
+            return None
+
+    def _taken_by_turns(self, start: Position, tokens: Sequence[int]) -> int | None:
+        at, count = start, 0
         try:
             for token in tokens:
-                if self._is_odd(at, token):
+                if self._is_lazy and at.matcher.is_completed():
                     return None
                 after = self._inside.take(at, token)
                 if after is None:
                     break
                 at, count = after, count + 1
-        except LazyGrammarError:
-            return None
         finally:
             _go_back(start)
         return count
 
-    def fill(self, rows: Sequence[Row], drafts: Sequence[int], remaining: int | None) -> bool:
+    def fill(self, rows: Rows, drafts: Sequence[int], remaining: int | None) -> bool:
         """Write the rows before and behind each draft.
 
         Args:
@@ -82,25 +92,48 @@ class Window:
         Raises:
             LazyGrammarError: a row can not be made; the caller finds out behind which draft.
         """
-        start = at = self._walk.at
-        if at.phase is not _INSIDE:
+        at = self._walk.at
+        if at.phase is not _INSIDE or not self._are_plain(drafts):
             return False
-        begin, last = time.perf_counter(), len(drafts)
+        begin = time.perf_counter()
+        blanks = self._inside.blanks_ahead(at, drafts) if hasattr(at.matcher, "fill_ahead") else None
+        if blanks is None:
+            filled = self._fill_by_turns(at, rows, drafts, remaining)
+        else:
+            filled = self._fill_at_once(at, rows, drafts, blanks, remaining)
+        self._walk.trace.fill_seconds += time.perf_counter() - begin
+        return filled
+
+    def _fill_at_once(
+        self, at: Position, rows: Rows, drafts: Sequence[int], blanks: list[BlankState], remaining: int | None
+    ) -> bool:
+        complete = cast("LooksAhead", at.matcher).fill_ahead(drafts, rows)
+        if len(complete) < len(rows) or (self._is_lazy and any(complete)):
+            return False
+        filled = list(rows)
+        self._masks.held_ahead(blanks, filled, complete)
+        if self._leading is not None and remaining is not None and remaining - len(drafts) <= FIRST:
+            for i, (position, row) in enumerate(zip(_positions(at, drafts), filled, strict=True)):
+                if remaining - i <= FIRST:
+                    self._leading.lead(position, row, remaining - i, masks=True)
+        return True
+
+    def _fill_by_turns(self, start: Position, rows: Rows, drafts: Sequence[int], remaining: int | None) -> bool:
+        at = start
         try:
             for i, row in enumerate(rows):
                 self._fill(at, row, None if remaining is None else remaining - i)
-                if i == last:
-                    break
-                after = None if self._is_odd(at, drafts[i]) else self._inside.take(at, drafts[i])
+                if self._is_lazy and at.matcher.is_completed():
+                    return False
+                if i == len(drafts):
+                    return True
+                after = self._inside.take(at, drafts[i])
                 if after is None:
                     return False
                 at = after
-            if self._is_lazy and at.matcher.is_completed():
-                return False
         finally:
             _go_back(start)
-        self._walk.trace.fill_seconds += time.perf_counter() - begin
-        return True
+        raise InternalError("a window has one row more than it has drafts")
 
     def _fill(self, at: Position, row: Row, remaining: int | None) -> None:
         masks = self._masks.held(at, row)
@@ -109,11 +142,18 @@ class Window:
         if remaining is not None and remaining <= FIRST and self._leading is not None:
             self._leading.lead(at, row, remaining, masks=masks)
 
-    def _is_odd(self, at: Position, token: int) -> bool:
-        """Whether this token may do more here than step the matcher, or is no id at all."""
-        if token in self._stops or not 0 <= token < self._size:
-            return True
-        return self._is_lazy and at.matcher.is_completed()
+    def _are_plain(self, tokens: Sequence[int]) -> bool:
+        """Whether all are ids, and none a stop id."""
+        return not tokens or (self._stops.isdisjoint(tokens) and min(tokens) >= 0 and max(tokens) < self._size)
+
+
+def _positions(at: Position, tokens: Sequence[int]) -> Iterator[Position]:
+    """The position and those behind each token, as far as leading out looks at them."""
+    yield at
+    head, steps, rest, text = at[:2], at.steps, at[3:-1], at.text
+    for token in tokens:
+        steps, text = steps + 1, (text, token)
+        yield _new(Position, (*head, steps, *rest, text))
 
 
 def _go_back(start: Position) -> None:
