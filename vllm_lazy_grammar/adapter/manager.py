@@ -139,8 +139,8 @@ class ServesLazy(_Base):
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
         """Advance the request's grammar; false ends the request."""
         structured: Any = request.structured_output_request
-        if self._draft_room and structured is not None and isinstance(structured.grammar, LazyGrammar):
-            structured.grammar.judge_drafts(new_token_ids)
+        if self._draft_room and structured is not None and type(grammar := _grammar_of(request)) is LazyGrammar:
+            grammar.judge_drafts(new_token_ids)
         if not self._is_unreasoned or structured is None or not new_token_ids:
             # Reasoning would go on without its grammar being asked.
             over = bool(new_token_ids) and _has_ended(structured)
@@ -156,8 +156,13 @@ class ServesLazy(_Base):
 
     def validate_tokens(self, request: Request, spec_tokens: list[int]) -> list[int]:
         """The proposer's drafts as far as the grammar takes them, and what the grammar itself knows of the text to come."""
-        kept: list[int] = super().validate_tokens(request, spec_tokens)
         structured: Any = request.structured_output_request
+        kept: list[int]
+        if self._is_unreasoned and structured is not None:
+            known = spec_tokens[: spec_tokens.index(-1)] if -1 in spec_tokens else spec_tokens
+            kept = _grammar_of(request).validate_tokens(known) if known else known
+        else:
+            kept = super().validate_tokens(request, spec_tokens)
         room = min(self._draft_room, request.max_tokens - request.num_output_tokens - 1) - len(kept)
         begun = structured is not None and (self._is_unreasoned or structured.reasoning_ended)
         if room <= 0 or not begun or not isinstance(structured.grammar, LazyGrammar):

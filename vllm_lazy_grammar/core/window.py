@@ -13,24 +13,24 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
-from vllm_lazy_grammar.core.journal import Phase, Position
+from vllm_lazy_grammar.core.journal import Phase
 from vllm_lazy_grammar.core.leading import FIRST
 from vllm_lazy_grammar.core.matcher import taken
 from vllm_lazy_grammar.core.rows import ALL
 from vllm_lazy_grammar.errors import InternalError, LazyGrammarError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from vllm_lazy_grammar.core.blanks import BlankState
     from vllm_lazy_grammar.core.inside import Inside
+    from vllm_lazy_grammar.core.journal import Position
     from vllm_lazy_grammar.core.leading import LeadingOut
     from vllm_lazy_grammar.core.masks import Masks
     from vllm_lazy_grammar.core.matcher import LooksAhead, Row, Rows
     from vllm_lazy_grammar.core.walk import Walk
 
 _INSIDE = Phase.INSIDE
-_new = tuple.__new__
 
 
 class Window:
@@ -112,11 +112,20 @@ class Window:
             return False
         filled = list(rows)
         self._masks.held_ahead(blanks, filled, complete)
-        if self._leading is not None and remaining is not None and remaining - len(drafts) <= FIRST:
-            for i, (position, row) in enumerate(zip(_positions(at, drafts), filled, strict=True)):
-                if remaining - i <= FIRST:
-                    self._leading.lead(position, row, remaining - i, masks=True)
+        if remaining is not None and remaining - len(drafts) <= FIRST and self._leading is not None:
+            self._lead(self._leading, at, filled, drafts, remaining)
         return True
+
+    @staticmethod
+    def _lead(leading: LeadingOut, at: Position, rows: Sequence[Row], drafts: Sequence[int], remaining: int) -> None:
+        """Lead out where it is looked at; it is looked at rarely, so positions are made only where it is."""
+        text = at.text
+        for i, row in enumerate(rows):
+            left = remaining - i
+            if left <= FIRST and (i == 0 or not leading.rests(left)):
+                leading.lead(at._replace(steps=at.steps + i, text=text), row, left, masks=True)
+            if i < len(drafts):
+                text = (text, drafts[i])
 
     def _fill_by_turns(self, start: Position, rows: Rows, drafts: Sequence[int], remaining: int | None) -> bool:
         at = start
@@ -145,15 +154,6 @@ class Window:
     def _are_plain(self, tokens: Sequence[int]) -> bool:
         """Whether all are ids, and none a stop id."""
         return not tokens or (self._stops.isdisjoint(tokens) and min(tokens) >= 0 and max(tokens) < self._size)
-
-
-def _positions(at: Position, tokens: Sequence[int]) -> Iterator[Position]:
-    """The position and those behind each token, as far as leading out looks at them."""
-    yield at
-    head, steps, rest, text = at[:2], at.steps, at[3:-1], at.text
-    for token in tokens:
-        steps, text = steps + 1, (text, token)
-        yield _new(Position, (*head, steps, *rest, text))
 
 
 def _go_back(start: Position) -> None:

@@ -156,12 +156,13 @@ class XgrammarMatcher:
         children, siblings = _chain(len(rows))
         self._matcher.traverse_draft_tree(children, siblings, np.array((0, *tokens), np.int64), rows)  # type: ignore[arg-type] -- takes any DLPack array
         self._charge_several(self._clock() - start, len(rows))
-        (word, shift), cell = self._stop, rows.item
-        complete = [bool(cell(0, word) >> shift & 1)]
+        cell, reached = rows.item, 1
         for i, token in enumerate(tokens):
             if not cell(i, token // WORD_BITS) >> token % WORD_BITS & 1:
                 break
-            complete.append(bool(cell(i + 1, word) >> shift & 1))
+            reached += 1
+        word, shift = self._stop
+        complete = [bool(bits >> shift & 1) for bits in rows[:reached, word].tolist()]
         if self._grammar.ids.has_partial_word or any(complete):
             for at, keep in self._grammar.ids.clears:
                 rows[:, at] &= keep
