@@ -154,7 +154,7 @@ class XgrammarMatcher:
             return fill_ahead(self, tokens, rows)
         start = self._clock()
         children, siblings = _chain(len(rows))
-        self._matcher.traverse_draft_tree(children, siblings, np.array((0, *tokens), np.int64), rows)  # type: ignore[arg-type] -- takes any DLPack array
+        self._matcher.traverse_draft_tree(children, siblings, np.array((0, *tokens), np.int64), rows)
         self._charge_several(self._clock() - start, len(rows))
         cell, reached = rows.item, 1
         for i, token in enumerate(tokens):
