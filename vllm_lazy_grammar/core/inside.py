@@ -52,6 +52,9 @@ class Inside:
         blanks: the whitespace bound; None where the grammar is not JSON.
         stop_ids: ids that end the turn.
         rows: the shared cache of prewarmed rows.
+
+    Attributes:
+        correct: makes of a matcher's row, in place, that of a position for which `blanks_ahead` knows the blanks, which it is given first.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 -- what one request's masks depend on
@@ -73,6 +76,7 @@ class Inside:
         self._laid = None if blanks is None else blanks.bound.without(never)
         self._after = None if blanks is None or blanks.mode == "mixed" else blanks.bound.after
         self._mixed = None if blanks is None or blanks.mode == "json" else blanks.bound
+        self.correct = self._mask_never if self._laid is None else self._laid.clear
         self._first_trail = b"" if compile_.prewarmed else None
 
     def start(self, before: Position) -> Position:
@@ -128,11 +132,8 @@ class Inside:
             found.append(blanks)
         return found
 
-    def correct(self, blanks: BlankState, row: Row) -> None:
-        """Make of a matcher's row that of a position for which `blanks_ahead` knows the blanks."""
-        if self._laid is not None:
-            self._laid.clear(blanks, row)
-        elif self._never is not None:
+    def _mask_never(self, _: BlankState, row: Row) -> None:
+        if self._never is not None:
             self._never.mask(row)
 
     def _take_control(self, at: Position, token: int) -> Position | None:

@@ -43,12 +43,13 @@ class Window:
         leading: leads out near the end of a budget; None where budgets are not kept.
     """
 
-    __slots__ = ("_inside", "_is_lazy", "_leading", "_masks", "_size", "_stops", "_walk")
+    __slots__ = ("_asked", "_inside", "_is_lazy", "_leading", "_masks", "_size", "_stops", "_walk")
 
     def __init__(self, walk: Walk, inside: Inside, masks: Masks, leading: LeadingOut | None) -> None:
         self._walk, self._inside, self._masks, self._leading = walk, inside, masks, leading
         self._is_lazy = not walk.trace.eager
         self._stops, self._size = inside.stop_ids, inside.vocabulary.size
+        self._asked: tuple[BlankState | None, list[int], list[BlankState] | None] = (None, [], None)
 
     def taken(self, tokens: Sequence[int]) -> int | None:
         """How many of these tokens would be accepted, up to the first that is not; None where the window is not plain."""
@@ -56,7 +57,7 @@ class Window:
         if at.phase is not _INSIDE or not self._are_plain(tokens):
             return None
         try:
-            if self._is_lazy or self._inside.blanks_ahead(at, tokens) is None:
+            if self._blanks(at, tokens) is None or self._is_lazy:
                 return self._taken_by_turns(at, tokens)
             if hasattr(at.matcher, "taken"):
                 return cast("LooksAhead", at.matcher).taken(tokens)
@@ -96,7 +97,7 @@ class Window:
         if at.phase is not _INSIDE or not self._are_plain(drafts):
             return False
         begin = time.perf_counter()
-        blanks = self._inside.blanks_ahead(at, drafts) if hasattr(at.matcher, "fill_ahead") else None
+        blanks = self._blanks(at, drafts) if hasattr(at.matcher, "fill_ahead") else None
         if blanks is None:
             filled = self._fill_by_turns(at, rows, drafts, remaining)
         else:
@@ -118,12 +119,14 @@ class Window:
 
     @staticmethod
     def _lead(leading: LeadingOut, at: Position, rows: Sequence[Row], drafts: Sequence[int], remaining: int) -> None:
-        """Lead out where it is looked at; it is looked at rarely, so positions are made only where it is."""
+        """Lead out where it is looked at; far from the end that is rare, so positions are made only where it is."""
         text = at.text
         for i, row in enumerate(rows):
             left = remaining - i
-            if left <= FIRST and (i == 0 or not leading.rests(left)):
-                leading.lead(at._replace(steps=at.steps + i, text=text), row, left, masks=True)
+            if left <= FIRST:
+                leading.lead(at._replace(steps=at.steps + i, text=text) if i else at, row, left, masks=True)
+                if leading.rests(remaining - len(drafts)):
+                    return
             if i < len(drafts):
                 text = (text, drafts[i])
 
@@ -150,6 +153,12 @@ class Window:
             row.fill(ALL)
         if remaining is not None and remaining <= FIRST and self._leading is not None:
             self._leading.lead(at, row, remaining, masks=masks)
+
+    def _blanks(self, at: Position, tokens: Sequence[int]) -> list[BlankState] | None:
+        """See `Inside.blanks_ahead`; what is validated is what is filled next, so the last answer is kept."""
+        if at.blanks is not self._asked[0] or tokens != self._asked[1]:
+            self._asked = at.blanks, list(tokens), self._inside.blanks_ahead(at, tokens)
+        return self._asked[2]
 
     def _are_plain(self, tokens: Sequence[int]) -> bool:
         """Whether all are ids, and none a stop id."""
