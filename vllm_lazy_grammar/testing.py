@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import regex
 
-from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT
+from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT, fill_ahead, taken
 from vllm_lazy_grammar.core.vocabulary import Vocabulary
 from vllm_lazy_grammar.errors import GrammarError
 
 if TYPE_CHECKING:
-    from vllm_lazy_grammar.core.matcher import GrammarKey, Row
+    from collections.abc import Sequence
+
+    from vllm_lazy_grammar.core.matcher import GrammarKey, Row, Rows
 
 _JSON_OBJECT = r'\{(?:"[a-z]*":[0-9]+(?:,"[a-z]*":[0-9]+)*)?\}'
 
@@ -92,7 +94,7 @@ def allowed_ids(row: Row) -> list[int]:
 
 
 class FakeMatcher:
-    """A position in a regular expression over bytes; implements `Matcher`.
+    """A position in a regular expression over bytes; implements `Matcher` and `LooksAhead`.
 
     Args:
         pattern: the compiled expression.
@@ -171,6 +173,14 @@ class FakeMatcher:
     def next_bytes(self, row: Row) -> bytes:  # noqa: ARG002 -- the protocol
         """Each byte that may come next, ascending; the row is not needed."""
         return self._nexts(self.written)
+
+    def taken(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens would be accepted, up to the first that is not."""
+        return taken(self, tokens)
+
+    def fill_ahead(self, tokens: Sequence[int], rows: Rows) -> list[bool]:
+        """Write the mask of this position and of that behind each token; for each row, whether the text may be complete there."""
+        return fill_ahead(self, tokens, rows)
 
     def _nexts(self, text: bytes) -> bytes:
         return bytes(byte for byte in range(256) if self._could(text + bytes((byte,))))

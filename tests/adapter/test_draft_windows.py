@@ -97,6 +97,60 @@ def test_s4_rows_match_what_was_scheduled_where_less_was_than_was_validated(engi
     assert errors == []
 
 
+@pytest.mark.parametrize("limits", [{}, {"min_tokens": 4}, {"max_tokens": 9}])
+@pytest.mark.parametrize("xargs", [None, LAZILY, {**LAZILY, "grammar_mandatory": True}])
+@pytest.mark.parametrize("padding", [[], [-1], [-1, -1, -1]])
+def test_rows_straight_from_the_sessions_equal_those_that_vllm_lays_out(engine, errors, xargs, padding, limits):
+    request = engine.request(xargs, json=SCHEMA, **limits)
+    session = engine.ready(request).session
+    session._compile.join_rows()
+    assert engine.manager._is_plain
+    for text in ("" if xargs is None else 'So <x>{"a"', '{"a": 1}', '{"a":', '"a"', "{"):
+        drafts = engine.manager.validate_tokens(request, engine.ids(text))[:8]
+        offered = [*drafts[: 8 - len(padding)], *padding]
+        fast = window(engine, request, offered)
+        engine.manager._is_plain = False
+        try:
+            slow = window(engine, request, offered)
+        finally:
+            engine.manager._is_plain = True
+        np.testing.assert_array_equal(fast, slow)
+        assert len(fast) == len(offered) + 1
+        if drafts:
+            request.append_output_token_ids(drafts[:1])
+            assert engine.manager.accept_tokens(request, drafts[:1])
+        if session.is_terminated():
+            break
+    assert errors == []
+
+
+def test_a_draft_that_the_grammar_refuses_leaves_the_rows_behind_it_as_they_are_before_it(engine):
+    request = engine.request(json=SCHEMA)
+    session = engine.ready(request).session
+    drafts = [*engine.ids("{"), *engine.ids("b"), *engine.ids("b")]
+    fast = window(engine, request, drafts)
+    engine.manager._is_plain = False
+    try:
+        slow = window(engine, request, drafts)
+    finally:
+        engine.manager._is_plain = True
+    np.testing.assert_array_equal(fast, slow)
+    assert session.num_offered == 0
+    np.testing.assert_array_equal(fast[2], fast[1])
+
+
+def test_an_eager_requests_windows_are_filled_at_once(engine, monkeypatch):
+    request = engine.request(json=SCHEMA)
+    session = engine.ready(request).session
+    drafts = engine.ids('{"a": 1}')
+    engine.rows(request)
+    monkeypatch.setattr(session, "accept", None)
+    monkeypatch.setattr(session, "fill", None)
+    rows = window(engine, request, drafts)
+    assert len(rows) == len(drafts) + 1
+    assert allows(rows[-1], engine.tokenizer.eos_token_id)
+
+
 def test_s5_a_turn_that_ends_inside_the_window_is_taken_back(engine, errors):
     request = engine.request(json=SCHEMA)
     engine.ready(request)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_lazy_grammar.core.matcher import GrammarKey
+from vllm_lazy_grammar.core.matcher import GrammarKey, fill_ahead, taken
 from vllm_lazy_grammar.engines.guidance import GuidanceEngine
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.errors import GrammarError
@@ -36,6 +36,8 @@ if find_spec("glrmask"):
     from vllm_lazy_grammar.engines.glrmask import GlrmaskEngine
 
     ENGINES["glrmask"] = GlrmaskEngine(VOCABULARY)
+LOOKS_AHEAD = frozenset({"fake", "xgrammar"})
+"""Which of them have methods of their own for several tokens."""
 EXPRESSIONS = [
     "ab*c|é",
     "<t>(12|1a)",
@@ -129,6 +131,35 @@ def test_what_is_certain_is_the_only_byte_at_each_place_and_nowhere_may_the_text
             assert not matcher.is_completed()
             assert [b for b in range(256) if matcher.fork().accept_bytes(bytes((b,)))] == [byte]
             assert matcher.accept_bytes(bytes((byte,)))
+
+
+@settings(max_examples=80)
+@given(
+    choices=st.lists(st.integers(0, 40), max_size=4),
+    more=st.lists(st.integers(0, 200), max_size=6),
+    source=st.sampled_from(EXPRESSIONS),
+    name=st.sampled_from(sorted(ENGINES)),
+)
+def test_looking_ahead_says_what_accept_and_fill_by_turns_say_and_moves_nothing(choices, more, source, name):
+    matcher = COMPILED[name, source].matcher()
+    for choice in choices:
+        if allowed := mask(matcher):
+            matcher.accept(allowed[choice % len(allowed)])
+    tokens, walker = [], matcher.fork()
+    for number in more:  # most follow the grammar
+        allowed = mask(walker)
+        tokens.append(allowed[number % len(allowed)] if allowed and number % 8 else number % 48 - 4)
+        walker.accept(tokens[-1])
+    before, rows = seen(matcher), np.full((2, len(tokens) + 1, 2), 0x55555555, np.int32)
+    expected = fill_ahead(matcher, tokens, rows[0])
+    assert taken(matcher, tokens) == len(expected) - 1
+    own = name in LOOKS_AHEAD
+    assert own == (hasattr(matcher, "taken") and hasattr(matcher, "fill_ahead"))
+    if own:
+        assert matcher.taken(tokens) == len(expected) - 1
+        assert matcher.fill_ahead(tokens, rows[1]) == expected
+        np.testing.assert_array_equal(rows[1, : len(expected)], rows[0, : len(expected)])
+    assert seen(matcher) == before
 
 
 def test_a_refused_token_changes_nothing(start):

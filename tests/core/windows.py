@@ -57,6 +57,7 @@ class Run:
         held_for: calls after which it is released.
         budget: tokens in all; None where no budget is kept.
         drafts: the grammar's own, which are scheduled behind the others; None where it drafts nothing.
+        at_once: how many windows with drafts were filled at once so far.
     """
 
     make: object
@@ -66,6 +67,7 @@ class Run:
     budget: int | None = None
     history: list[int] = field(default_factory=list)
     drafts: object = None
+    at_once: int = 0
 
     def __post_init__(self):
         self.session = self.make()
@@ -149,7 +151,33 @@ class Run:
         return drafts
 
     def fill(self, scheduled):
-        """The rows of a window, each that of a fresh session; the session is where it was."""
+        """The rows of a window, at once where that can be and by turns, each that of a fresh session; the session is where it was."""
+        known = scheduled[: scheduled.index(PADDING)] if PADDING in scheduled else scheduled
+        is_first = len(self.history) % 2 == 0
+        found = self.filled_at_once(known) if is_first else None
+        rows = self.filled_by_turns(scheduled)
+        found = found if is_first else self.filled_at_once(known)
+        if found is not None:
+            self.at_once += bool(known)
+            np.testing.assert_array_equal(found, rows)
+        other = self.pool[sum(scheduled, len(self.history)) % len(self.pool)]
+        found = self.filled_at_once([*known, other])
+        if found is not None:
+            np.testing.assert_array_equal(found[-1], self.row(self.fresh(*known, other), len(known) + 1)[1])
+        self.compare()
+        return rows
+
+    def filled_at_once(self, drafts):
+        """The rows of a window, without moving the session; None where that can not be."""
+        before = told(self.session)
+        rows = np.full((len(drafts) + 1, self.session._row_words), 0x55555555, np.int32)
+        remaining = None if self.budget is None else self.budget - len(self.history)
+        filled = self.session.fill_window(rows, drafts, remaining)
+        assert told(self.session) == before
+        return rows if filled else None
+
+    def filled_by_turns(self, scheduled):
+        """The rows of a window as vLLM asks for them, each that of a fresh session."""
         rows, advanced, padded = [], 0, False
         for i, token in enumerate((*scheduled, None)):
             self.tick()

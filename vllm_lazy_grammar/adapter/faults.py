@@ -156,6 +156,10 @@ class Ended(StructuredOutputGrammar):
         """The same."""
         row.fill(ALL)
 
+    def fill_window(self, rows: Row, drafts: Sequence[int], spent: int) -> None:  # noqa: ARG002 -- as LazyGrammar has it
+        """The same."""
+        rows.fill(ALL)
+
     def is_terminated(self) -> bool:
         """Never: it has not begun."""
         return False

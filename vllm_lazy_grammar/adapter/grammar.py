@@ -207,6 +207,55 @@ class LazyGrammar(StructuredOutputGrammar):
                 return
         row.fill(ALL)
 
+    def fill_window(self, rows: NDArray[np.int32], drafts: Sequence[int], spent: int) -> None:
+        """Write the rows of one step, as vLLM's own loop over fill, accept and rollback would.
+
+        Args:
+            rows: one more than there are drafts.
+            drafts: ids, padded with -1 perhaps.
+            spent: tokens that the answer has so far.
+        """
+        known = drafts[: drafts.index(-1)] if -1 in drafts else drafts
+        held = rows[: len(known) + 1]
+        taken = 0 if self._fill_at_once(held, known, spent) else self._fill_by_turns(held, known, spent)
+        for i in range(len(held), len(rows)):
+            rows[i].fill(ALL)
+            self._fill_free(rows[i], spent + i)
+        if taken:
+            self.rollback(taken)
+
+    def _fill_at_once(self, rows: NDArray[np.int32], drafts: Sequence[int], spent: int) -> bool:
+        session = self.session
+        if self.fault is not None or (session.trace.needed is not None and not self._is_told):
+            return False
+        try:
+            filled = session.fill_window(rows, drafts, self._budget - spent)
+            for i in range(max(0, -spent), min(self._min_tokens - spent, len(rows)) if filled else 0):
+                session.go_on(rows[i])
+        except FAULTS:
+            return False  # it comes again by turns, where it is told behind which draft
+        if filled and session.trace.needed is not None:
+            self._tell_budget(spent)
+        return filled
+
+    def _fill_by_turns(self, rows: NDArray[np.int32], drafts: Sequence[int], spent: int) -> int:
+        """Returns how many drafts are accepted now, to be taken back. Behind one that is refused the rows are those before it."""
+        for i, row in enumerate(rows):
+            if self.session.is_terminated():
+                row.fill(ALL)
+            else:
+                self.fill_row(row, spent + i, keep=False)
+            if i == len(drafts):
+                break
+            if (
+                self.fault is not None
+                or self.session.is_terminated()
+                or not self.accept_tokens(self.request_id, [drafts[i]])
+            ):
+                rows[i + 1 :] = row
+                return i
+        return len(drafts)
+
     def _tell_budget(self, spent: int) -> None:
         self._is_told = True
         logger.info(
@@ -220,9 +269,11 @@ class LazyGrammar(StructuredOutputGrammar):
         """A row that vLLM left free, inside reasoning: stop ids are masked while a call is owed; near the end, the reasoning has to end."""
         spent = self.spent
         self.spent = spent + 1
+        self._fill_free(self._rows_of(bitmask)[batch_index], spent)
+
+    def _fill_free(self, row: Row, spent: int) -> None:
         if self.fault is not None or self.session.is_terminated():
             return
-        row = self._rows_of(bitmask)[batch_index]
         try:
             if self._reasoning is not None and self._must_stop_reasoning(self._budget - spent):
                 copy_row(row, row_of([self._reasoning.next_of_end(spent)], len(row) * WORD_BITS))

@@ -44,7 +44,7 @@ class ServesLazy(_Base):
     _is_unreasoned = False
     """Our backend is in use, and no reasoning parser decides when a grammar begins."""
     _is_plain = False
-    """Besides, there are no drafts: a step has one row per request, and it is its session's."""
+    """Besides, every token is written once: the rows of a step are those of its sessions, drafts or not."""
 
     _draft_room = 0
     """Drafts of a request in one step, where the grammar's own are among them."""
@@ -93,7 +93,7 @@ class ServesLazy(_Base):
             )
             self._draft_room = backend.draft_room
             self._is_unreasoned = self.reasoner_cls is None
-            self._is_plain = self._is_unreasoned and self.vllm_config.num_speculative_tokens == 0
+            self._is_plain = self._is_unreasoned and not self.vllm_config.model_config.is_diffusion
         return backend
 
     def grammar_bitmask(
@@ -111,13 +111,19 @@ class ServesLazy(_Base):
         backend: LazyBackend = self.backend
         bitmask = self._grammar_bitmask
         if bitmask is None:
-            rows = self.vllm_config.scheduler_config.max_num_seqs
+            rows = self.vllm_config.scheduler_config.max_num_seqs * (1 + self.vllm_config.num_speculative_tokens)
             bitmask = self._grammar_bitmask = backend.allocate_token_bitmask(rows)
-        filled = backend.rows_of(bitmask)[: len(ids)]
-        for request_id, row in zip(ids, filled, strict=True):
-            request = requests[request_id]
-            _grammar_of(request).fill_row(row, request.num_output_tokens, keep=False)
-        return filled
+        rows_of_all, at = backend.rows_of(bitmask), 0
+        for request_id in ids:
+            request, drafts = requests[request_id], scheduled_spec_decode_tokens.get(request_id)
+            if drafts:
+                end = at + len(drafts) + 1
+                _grammar_of(request).fill_window(rows_of_all[at:end], drafts, request.num_output_tokens)
+                at = end
+            else:
+                _grammar_of(request).fill_row(rows_of_all[at], request.num_output_tokens, keep=False)
+                at += 1
+        return rows_of_all[:at]
 
     def _begin_step(self, request: Request, drafts: Sequence[int]) -> None:
         """Tell the request's grammar where in its budget the step's first row stands, and how the reasoning that goes on would end."""
@@ -135,8 +141,8 @@ class ServesLazy(_Base):
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
         """Advance the request's grammar; false ends the request."""
         structured: Any = request.structured_output_request
-        if self._draft_room and structured is not None and isinstance(structured.grammar, LazyGrammar):
-            structured.grammar.judge_drafts(new_token_ids)
+        if self._draft_room and structured is not None and type(grammar := _grammar_of(request)) is LazyGrammar:
+            grammar.judge_drafts(new_token_ids)
         if not self._is_unreasoned or structured is None or not new_token_ids:
             # Reasoning would go on without its grammar being asked.
             over = bool(new_token_ids) and _has_ended(structured)
@@ -152,8 +158,13 @@ class ServesLazy(_Base):
 
     def validate_tokens(self, request: Request, spec_tokens: list[int]) -> list[int]:
         """The proposer's drafts as far as the grammar takes them, and what the grammar itself knows of the text to come."""
-        kept: list[int] = super().validate_tokens(request, spec_tokens)
         structured: Any = request.structured_output_request
+        kept: list[int]
+        if self._is_unreasoned and structured is not None:
+            known = spec_tokens[: spec_tokens.index(-1)] if -1 in spec_tokens else spec_tokens
+            kept = _grammar_of(request).validate_tokens(known) if known else known
+        else:
+            kept = super().validate_tokens(request, spec_tokens)
         room = min(self._draft_room, request.max_tokens - request.num_output_tokens - 1) - len(kept)
         begun = structured is not None and (self._is_unreasoned or structured.reasoning_ended)
         if room <= 0 or not begun or not isinstance(structured.grammar, LazyGrammar):

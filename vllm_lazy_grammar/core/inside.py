@@ -18,7 +18,9 @@ from vllm_lazy_grammar.core.journal import Phase, Position
 from vllm_lazy_grammar.core.rows import IdSet
 
 if TYPE_CHECKING:
-    from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode
+    from collections.abc import Sequence
+
+    from vllm_lazy_grammar.core.blanks import BlankBound, BlankMode, BlankState
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.control import ControlTokens
     from vllm_lazy_grammar.core.matcher import Row
@@ -50,6 +52,9 @@ class Inside:
         blanks: the whitespace bound; None where the grammar is not JSON.
         stop_ids: ids that end the turn.
         rows: the shared cache of prewarmed rows.
+
+    Attributes:
+        correct: makes of a matcher's row, in place, that of a position for which `blanks_ahead` knows the blanks, which it is given first.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 -- what one request's masks depend on
@@ -71,6 +76,7 @@ class Inside:
         self._laid = None if blanks is None else blanks.bound.without(never)
         self._after = None if blanks is None or blanks.mode == "mixed" else blanks.bound.after
         self._mixed = None if blanks is None or blanks.mode == "json" else blanks.bound
+        self.correct = self._mask_never if self._laid is None else self._laid.clear
         self._first_trail = b"" if compile_.prewarmed else None
 
     def start(self, before: Position) -> Position:
@@ -106,6 +112,29 @@ class Inside:
         return _new(
             Position, (phase, matcher, steps + 1, behind, history, activations, counted, (), trail, events, fed)
         )
+
+    def blanks_ahead(self, at: Position, tokens: Sequence[int]) -> list[BlankState] | None:
+        """Where the text stands before and behind each of these ids of the vocabulary, none a stop id.
+
+        None where the matcher alone does not tell whether they are taken: a control token is among them or may be, the text is mixed, or the
+        bound on blanks is exceeded.
+        """
+        if self._single or self._mixed is not None or not self._control_ids.isdisjoint(tokens):
+            return None
+        if self._after is None:
+            return [at.blanks] * (len(tokens) + 1)
+        found = [at.blanks]
+        for token in tokens:
+            lexer, run = found[-1]
+            blanks = self._after[lexer][token][run]
+            if blanks is None:
+                return None
+            found.append(blanks)
+        return found
+
+    def _mask_never(self, _: BlankState, row: Row) -> None:
+        if self._never is not None:
+            self._never.mask(row)
 
     def _take_control(self, at: Position, token: int) -> Position | None:
         if not self.control.allows(token, at.matcher, in_string=at.blanks.lexer == STRING):

@@ -250,6 +250,10 @@ class LeadingOut:
         """Have the grammar's endings worked out; the compile is done."""
         self._prepared().begin()
 
+    def rests(self, remaining: int) -> bool:
+        """Whether `lead`, asked one row after the other, would have no look at the row with so many tokens left."""
+        return remaining > self._look_at
+
     def lead(self, at: Position, row: Row, remaining: int, *, masks: bool) -> bool:
         """Clear what would not fit into the budget.
 

@@ -15,7 +15,10 @@ from vllm_lazy_grammar.core.rows import IdSet, open_row
 from vllm_lazy_grammar.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vllm_lazy_grammar.core.awaiting import AwaitingRows, Pressed
+    from vllm_lazy_grammar.core.blanks import BlankState
     from vllm_lazy_grammar.core.gate import Gate
     from vllm_lazy_grammar.core.inside import Inside
     from vllm_lazy_grammar.core.journal import Position
@@ -43,13 +46,24 @@ class Masks:
         RequestError where the request's own stop ids leave no token.
         """
         masks = self._inside.fill(at, row)
-        if at.matcher.is_completed():
+        self._end(row, complete=at.matcher.is_completed())
+        return masks
+
+    def held_ahead(self, blanks: Sequence[BlankState], rows: Sequence[Row], complete: Sequence[bool]) -> None:
+        """As `held`, from rows that a matcher filled ahead of where it stands; `Inside.blanks_ahead` knows the blanks. Each row masks something."""
+        correct = self._inside.correct
+        for row, before, is_complete in zip(rows, blanks, complete, strict=True):
+            correct(before, row)
+            if is_complete or self._text_stops:
+                self._end(row, complete=is_complete)
+
+    def _end(self, row: Row, *, complete: bool) -> None:
+        if complete:
             self._stops.allow(row)
         elif self._text_stops and not row.any():
             raise RequestError(
                 "stop_token_ids", self._text_stops, "spell what the grammar needs here: no token is left"
             )
-        return masks
 
     def pressed(self, remaining: int, shortest: int, *, must_call: bool) -> Pressed | None:
         """What a budget that runs out asks for while a trigger may fire; None while there is time."""

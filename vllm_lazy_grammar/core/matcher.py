@@ -10,15 +10,21 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vllm_lazy_grammar.errors import InternalError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 Row = NDArray[np.int32]
 """One mask row: ``ceil(vocab_size / 32)`` int32 words; bit ``t % 32`` of word ``t // 32`` is set where token ``t`` is allowed."""
+
+Rows = NDArray[np.int32]
+"""Mask rows of positions that follow each other: contiguous, one row each."""
 
 CERTAIN_LIMIT = 256
 """Bytes of certain text that are looked for unless fewer are wanted."""
@@ -78,6 +84,54 @@ class Matcher(Protocol):
 
     def next_bytes(self, row: Row) -> bytes:
         """Each byte that may come next, ascending; empty too where a token named by id may. `row` is overwritten."""
+
+
+class LooksAhead(Matcher, Protocol):
+    """A matcher that has methods of its own for several tokens, which answer as the functions `taken` and `fill_ahead` below. None has to."""
+
+    def taken(self, tokens: Sequence[int]) -> int:
+        """See the function `taken`."""
+
+    def fill_ahead(self, tokens: Sequence[int], rows: Rows) -> list[bool]:
+        """See the function `fill_ahead`."""
+
+
+def taken(matcher: Matcher, tokens: Sequence[int]) -> int:
+    """How many of these tokens would be accepted, up to the first that is not; moves nothing in the end, whatever is raised."""
+    steps, count = matcher.steps, 0
+    try:
+        for token in tokens:
+            if not matcher.accept(token):
+                break
+            count += 1
+    finally:
+        matcher.rollback(matcher.steps - steps)
+    return count
+
+
+def fill_ahead(matcher: Matcher, tokens: Sequence[int], rows: Rows) -> list[bool]:
+    """Write the mask of this position and of that behind each token; moves nothing in the end, whatever is raised.
+
+    Args:
+        matcher: where to begin.
+        tokens: ids, in order.
+        rows: one more than there are tokens. What is in those behind a refused token afterwards is undefined.
+
+    Returns:
+        For each row, whether the text may be complete there: up to a refused token, and to before a row that masks nothing.
+    """
+    steps = matcher.steps
+    complete: list[bool] = []
+    try:
+        for i, row in enumerate(rows):
+            if not matcher.fill(row):
+                break
+            complete.append(matcher.is_completed())
+            if i == len(tokens) or not matcher.accept(tokens[i]):
+                break
+    finally:
+        matcher.rollback(matcher.steps - steps)
+    return complete
 
 
 class CompiledGrammar(Protocol):

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_lazy_grammar.core.completion import GaveUp, NoWay, Way, completion
 from vllm_lazy_grammar.core.dispatch import DispatchMatcher
 from vllm_lazy_grammar.core.journal import Phase
 from vllm_lazy_grammar.core.leading import FIRST, LeadingOut
 from vllm_lazy_grammar.core.masks import Masks
 from vllm_lazy_grammar.core.rows import ALL, RowSlot, apply_row, is_allowed, only_allowed
-from vllm_lazy_grammar.core.vocabulary import spelled
 from vllm_lazy_grammar.core.walk import Walk
+from vllm_lazy_grammar.core.way_out import way_out
+from vllm_lazy_grammar.core.window import Window
 from vllm_lazy_grammar.errors import LazyGrammarError
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.inside import Inside
     from vllm_lazy_grammar.core.journal import State
     from vllm_lazy_grammar.core.leading import EndingsStore
-    from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.core.matcher import Row, Rows
     from vllm_lazy_grammar.core.trace import Trace
     from vllm_lazy_grammar.core.triggers import Forcible, TriggerSpec
+    from vllm_lazy_grammar.core.vocabulary import Vocabulary
 
 _now = time.perf_counter
 _AWAITING, _PENDING, _INSIDE = Phase.AWAITING, Phase.PENDING, Phase.INSIDE  # an enum's members are slow to look up
@@ -83,11 +84,22 @@ class Session:
         self._slot = RowSlot()
         self.drafts = drafts
         self._leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
+        self._window = Window(self._walk, inside, self._masks, self._leading)
 
     @property
     def size(self) -> int:
         """Ids of the vocabulary."""
         return self._size
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's."""
+        return self._inside.vocabulary
+
+    @property
+    def forcible(self) -> tuple[Forcible, ...]:
+        """The ways into the triggers of a lazy request."""
+        return self._walk.gate.triggers.forcible
 
     @property
     def trace(self) -> Trace:
@@ -134,6 +146,9 @@ class Session:
         """
         if self._compile.ready:
             self._walk.settle()
+        taken = self._window.taken(tokens)
+        if taken is not None:
+            return list(tokens[:taken])
         kept: list[int] = []
         offered = len(self._walk)
         try:
@@ -231,6 +246,10 @@ class Session:
             self._slot.keep(row, masks=masks)
         walk.trace.fill_seconds += _now() - begin
         return masks
+
+    def fill_window(self, rows: Rows, drafts: Sequence[int], remaining: int | None = None) -> bool:
+        """Write the rows before and behind each of some drafts, moving nothing; false where that has to be asked for token by token. See `Window.fill`."""
+        return self._window.fill(rows, drafts, remaining)
 
     def _fill_near_end(self, leading: LeadingOut, row: Row, remaining: int, *, keep: bool) -> bool:
         walk = self._walk
@@ -373,35 +392,7 @@ class Session:
         Args:
             max_bytes: the way may have so many bytes.
         """
-        if self.stop_legal():
-            return Way((), b"", shortest=True)
-        twin = self.fork()
-        return (
-            twin.led_in(max_bytes) if twin.must_call else completion(_Stand(twin), self._inside.vocabulary, max_bytes)
-        )
-
-    def led_in(self, max_bytes: int) -> Outcome:
-        """`completion` of an awaiting session: the best of the ways through each trigger. Moves nothing in the end."""
-        found = [self._through(way, max_bytes) for way in self._walk.gate.triggers.forcible]
-        ways = [way for way in found if isinstance(way, Way)]
-        if ways:
-            return min(ways, key=lambda way: (len(way.tokens), len(way.text)))
-        return next((other for other in found if isinstance(other, GaveUp)), NoWay())
-
-    def _through(self, forcible: Forcible, max_bytes: int) -> Outcome:
-        vocabulary = self._inside.vocabulary
-        tokens = spelled(vocabulary, forcible.data) if forcible.token is None else [forcible.token]
-        text = b"".join(map(vocabulary.piece, tokens))
-        twin = self.fork()
-        if (
-            len(text) > max_bytes
-            or twin.validate(tokens) != tokens
-            or not all(map(twin.accept, tokens))
-            or twin.must_call
-        ):
-            return NoWay()
-        rest = completion(_Stand(twin), vocabulary, max_bytes - len(text))
-        return Way((*tokens, *rest.tokens), text + rest.text, shortest=False) if isinstance(rest, Way) else rest
+        return way_out(self, max_bytes)
 
     def fork(self) -> Session:
         """An independent session at the same position, with the same history."""
@@ -410,20 +401,5 @@ class Session:
         twin._slot = RowSlot()  # noqa: SLF001 -- our own twin
         if self._leading is not None:
             twin._leading = self._leading.fork()  # noqa: SLF001 -- our own twin
+        twin._window = Window(twin._walk, self._inside, self._masks, twin._leading)  # noqa: SLF001 -- our own twin
         return twin
-
-
-class _Stand:
-    """A session as the search for a way out walks it; it belongs to the search."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.accept, self.fill, self.rollback = session.accept, session.fill, session.rollback
-
-    def is_completed(self) -> bool:
-        """Whether the turn may end here."""
-        return self._session.stop_legal()
-
-    def fork(self) -> _Stand:
-        """An independent one."""
-        return _Stand(self._session.fork())

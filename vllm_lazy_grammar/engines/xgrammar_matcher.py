@@ -9,15 +9,21 @@ Invariants:
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
-from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT
+import numpy as np
+
+from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT, fill_ahead
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 
 if TYPE_CHECKING:
-    import xgrammar as xgr
+    from collections.abc import Sequence
 
-    from vllm_lazy_grammar.core.matcher import Row
+    import xgrammar as xgr
+    from numpy.typing import NDArray
+
+    from vllm_lazy_grammar.core.matcher import Row, Rows
     from vllm_lazy_grammar.engines.xgrammar import XgrammarGrammar
 
 SLOW_NS = 50_000_000
@@ -27,12 +33,18 @@ ALLOWED_NS = 500_000_000
 """What may be charged altogether before a grammar is given up: every other request waits meanwhile."""
 
 
+@lru_cache(64)
+def _chain(length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A tree of drafts that is a chain, as xgrammar takes it: each node's child, and its sibling."""
+    return np.array([*range(1, length), -1], np.int64), np.full(length, -1, np.int64)
+
+
 def _has(row: Row, token: int) -> bool:
     return bool(row[token // WORD_BITS] >> (token % WORD_BITS) & 1)
 
 
 class XgrammarMatcher:
-    """A position in a grammar compiled by xgrammar; implements `Matcher`.
+    """A position in a grammar compiled by xgrammar; implements `Matcher` and `LooksAhead`.
 
     Args:
         matcher: xgrammar's, told to stop on an id that nothing can sample.
@@ -96,6 +108,45 @@ class XgrammarMatcher:
         if self._grammar.keep is not None:
             row &= self._grammar.keep
         return True
+
+    def taken(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens would be accepted, up to the first that is not. GrammarError where they take too long."""
+        start, count = self._clock(), 0
+        accept, refused, size = self._matcher.accept_token, self._refused, self._size
+        for token in tokens:
+            if token in refused or not 0 <= token < size or not accept(token):
+                break
+            count += 1
+        if count:
+            self._matcher.rollback(count)
+        self._charge_several(self._clock() - start, len(tokens))
+        return count
+
+    def fill_ahead(self, tokens: Sequence[int], rows: Rows) -> list[bool]:
+        """Write the mask of this position and of that behind each token, in one call. GrammarError where they take too long."""
+        if tokens and (min(tokens) < 0 or max(tokens) >= self._size or not self._refused.isdisjoint(tokens)):
+            return fill_ahead(self, tokens, rows)
+        start = self._clock()
+        children, siblings = _chain(len(rows))
+        self._matcher.traverse_draft_tree(children, siblings, np.array((0, *tokens), np.int64), rows)
+        self._charge_several(self._clock() - start, len(rows))
+        cell, reached = rows.item, 1
+        for i, token in enumerate(tokens):
+            if not cell(i, token // WORD_BITS) >> token % WORD_BITS & 1:
+                break
+            reached += 1
+        word, shift = self._stop
+        complete = [bool(bits >> shift & 1) for bits in rows[:reached, word].tolist()]
+        if self._grammar.ids.has_partial_word or any(complete):
+            for at, keep in self._grammar.ids.clears:
+                rows[:, at] &= keep
+        if self._grammar.keep is not None:
+            rows &= self._grammar.keep
+        return complete
+
+    def _charge_several(self, spent: int, calls: int) -> None:
+        if spent > SLOW_NS * calls:
+            self._charge(spent - SLOW_NS * (calls - 1))
 
     def _charge(self, spent: int) -> None:
         """A call took long. By the clock on the wall that may be another's doing: from the next one on this thread's own time counts."""
