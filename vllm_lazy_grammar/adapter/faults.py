@@ -91,7 +91,7 @@ def fault_of_refusal(request: Request, fill: Callable[[Row], object], size: int)
         if not left:
             return _blaming(field, value, "this and the grammar leave no token that may come next")
     return Fault(
-        "the model's token was refused by the request's grammar although its mask allowed it: a fault of the server"
+        "the model's token was refused by the request's grammar although its mask allowed it: a fault of the server, please report it"
     )
 
 
