@@ -169,7 +169,10 @@ DATA_PARALLEL_2 = Flags(args=(*LAZY.args, "--data-parallel-size", "2", *_WISHING
 TENSOR_PARALLEL_2 = Flags(model="dummy", args=(*LAZY.args, "--tensor-parallel-size", "2"), env=_TWO_CORES)
 """Dummy weights: the demo model's 9 heads can not be halved."""
 
-XGRAMMAR = Flags(args=("--structured-outputs-config.backend", "xgrammar"))
+XGRAMMAR = Flags(args=("--structured-outputs-config.backend", "xgrammar", *tool_flags("hermes")))
+STOCK = Flags(args=XGRAMMAR.args, env=(("VLLM_PLUGINS", ""),))
+"""The same server without the plugin."""
+
 DUMMY_LAZY = Flags(model="dummy", args=(*LAZY.args, *_WISHING), max_model_len=8192)
 
 
