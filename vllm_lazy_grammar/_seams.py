@@ -153,7 +153,7 @@ class Accepts:
 
 @dataclass(frozen=True, slots=True)
 class LooksUp:
-    """The function's code still looks this name up (as a global or an attribute), so that a rebound one is reached."""
+    """The function's code, or that of one of the class's own methods, still looks this name up, so that a rebound one is reached."""
 
     target: Target
     name: str
@@ -167,8 +167,10 @@ class LooksUp:
         return None if self._holds(look) else f"{self.target}: does not look {self.name!r} up any more"
 
     def _holds(self, look: Look) -> bool:
-        code = getattr(inspect.unwrap(look(self.target)), "__code__", None)
-        return code is not None and any(self.name in part.co_names for part in _codes(code))
+        found = look(self.target)
+        functions = [f for f in vars(found).values() if callable(f)] if isinstance(found, type) else [found]
+        codes = [code for f in functions if (code := getattr(inspect.unwrap(f), "__code__", None))]
+        return any(self.name in part.co_names for code in codes for part in _codes(code))
 
 
 @dataclass(frozen=True, slots=True)

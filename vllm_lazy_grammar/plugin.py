@@ -100,6 +100,7 @@ def table() -> Table:
         *_faults(),
         *_servers(),
         *_tools(),
+        *_finish(),
     )
     return Table(seams, version=vllm_version, tested=f"tested with {TESTED}", ways_out=WAYS_OUT)
 
@@ -396,6 +397,28 @@ def _tools() -> list[Seam]:
                 Parameters(Target(_PARSE, "structured_outputs_to_format"), ("params",)),
             ),
         )
+    ]
+
+
+def _finish() -> list[Seam]:
+    from vllm_lazy_grammar.adapter import finish
+
+    def seam(name: str, *fields: str) -> Seam:
+        made = Target(f"{_CHAT}.protocol", name)
+        return Seam(
+            Target(f"{_CHAT}.serving", name),
+            finish.choosing,
+            why="`tool_calls` is the finish reason of no answer without a call, nor of one that a stop string cut",
+            until="that is so in vLLM",
+            checks=(
+                LooksUp(Target(f"{_CHAT}.serving", "OpenAIServingChat"), name),
+                *(Exists(Target(made.module, f"{made.path}.__pydantic_fields__[{field}]")) for field in fields),
+            ),
+        )
+
+    return [
+        seam("ChatCompletionResponseChoice", "finish_reason", "stop_reason", "message"),
+        seam("ChatCompletionResponseStreamChoice", "finish_reason", "stop_reason"),
     ]
 
 

@@ -48,9 +48,9 @@ def errors(monkeypatch):
 
 
 def window(engine, request, drafts):
-    """The rows of one step with these drafts."""
+    """The rows of one step with these drafts; vLLM 0.33 has more, for as many drafts as there could be."""
     name = request.request_id
-    return np.array(engine.manager.grammar_bitmask(engine.requests, [name], {name: drafts}))
+    return np.array(engine.manager.grammar_bitmask(engine.requests, [name], {name: drafts}))[: len(drafts) + 1]
 
 
 def allows(row, token):
@@ -155,13 +155,13 @@ def test_s5_a_turn_that_ends_inside_the_window_is_taken_back(engine, errors):
     request = engine.request(json=SCHEMA)
     engine.ready(request)
     assert engine.accept(request, '{"a": 1}')
-    before = engine.rows(request)
+    before = window(engine, request, [])
     end = engine.tokenizer.eos_token_id
     assert engine.manager.validate_tokens(request, [end, end]) == [end]
     rows = window(engine, request, [end])
     np.testing.assert_array_equal(rows[:1], before)
     assert (rows[1] == -1).all()
-    np.testing.assert_array_equal(engine.rows(request), before)
+    np.testing.assert_array_equal(window(engine, request, []), before)
     assert errors == []
 
 
@@ -179,7 +179,7 @@ def test_a_fault_that_a_draft_led_to_is_forgotten_with_the_draft(engine, errors,
     rows = window(engine, request, engine.ids("{"))
     assert (rows[0] != -1).any()
     assert (rows[1] == -1).all()
-    np.testing.assert_array_equal(engine.rows(request), rows[:1])
+    np.testing.assert_array_equal(window(engine, request, []), rows[:1])
     assert errors == []
 
 
@@ -191,7 +191,7 @@ def test_a_lazy_request_fires_inside_the_window_and_is_free_again_after_it(engin
     rows = window(engine, request, drafts)
     assert (rows[0] == -1).all()
     assert (rows[-1] != -1).any()
-    assert (engine.rows(request) == -1).all()
+    assert (window(engine, request, []) == -1).all()
     assert errors == []
 
 

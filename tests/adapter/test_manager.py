@@ -217,7 +217,8 @@ def test_a_fault_inside_a_session_ends_that_request_alone(engine, monkeypatch):
     assert (rows[1] != -1).any()
     assert not engine.accept(bad, "{")
     assert engine.accept(good, "{")
-    assert lines == [f"Request {bad.request_id} is ended by its grammar: RuntimeError: broken on purpose"]
+    reason = "the request's grammar failed inside the server: RuntimeError: broken on purpose"
+    assert lines == [f"Request {bad.request_id} is ended by its grammar: {reason}"]
 
 
 TWICE = {"grammar": 'root ::= "a"\nroot ::= "b"'}
@@ -260,7 +261,11 @@ def test_a_fault_that_is_ours_names_no_field(engine, monkeypatch):
     assert "RuntimeError: broken on purpose" in heard(request).message
 
 
-def test_a_sampled_token_that_the_mask_refuses_is_our_fault_unless_the_request_left_no_other(engine):
+def test_a_sampled_token_that_the_mask_refuses_is_our_fault_unless_the_request_left_no_other(engine, monkeypatch):
+    from vllm_lazy_grammar.adapter import grammar
+
+    lines = []
+    monkeypatch.setattr(grammar.logger, "error", lambda text, *args: lines.append(text % args))
     ours, theirs, late = (engine.request(json=SCHEMA) for _ in range(3))
     theirs.sampling_params.allowed_token_ids = engine.ids("x")
     late.sampling_params.min_tokens = 50
@@ -271,6 +276,29 @@ def test_a_sampled_token_that_the_mask_refuses_is_our_fault_unless_the_request_l
     assert (heard(ours).field, heard(late).field) == ("", "")
     assert heard(theirs).field == "allowed_token_ids"
     assert "leave no token" in heard(theirs).message
+    (token,) = engine.ids("x")
+    for request, line in zip((ours, theirs, late), lines, strict=True):
+        assert line.startswith(f"Request {request.request_id} is ended by its grammar: {heard(request).message}; ")
+        assert f"token {token} was offered at output token 0 (inside)" in line
+
+
+def test_the_line_about_a_request_that_is_ended_has_its_id_field_and_value(engine, monkeypatch):
+    from vllm_lazy_grammar.adapter import grammar
+
+    lines = []
+    monkeypatch.setattr(grammar.logger, "error", lambda text, *args: lines.append(text % args))
+    runaway, refused = "(?:a|aa)+b$", {"grammar_triggers": ["pattern:<x>."], "grammar_on_reject": "error"}
+    asked = {
+        runaway: (engine.request({**LAZILY, "grammar_triggers": [f"pattern:{runaway}"]}, json=SCHEMA), "a" * 60 + "!"),
+        "'error'": (engine.request(refused, regex="<x>[0-9]"), "<x>y"),
+    }
+    for (value, (request, text)), field in zip(asked.items(), ("grammar_triggers", "grammar_on_reject"), strict=True):
+        engine.ready(request).session._compile.result()
+        assert not engine.accept(request, text)
+        (line,) = lines
+        assert line.startswith(f"Request {request.request_id} is ended by its grammar: vllm_xargs.{field}: ")
+        assert value in line
+        lines.clear()
 
 
 def ended_near_its_budget(engine, max_tokens, **fields):

@@ -123,14 +123,22 @@ def is_person(text: str) -> bool:
 
 def metric(server: Server, name: str) -> float:
     """A counter or gauge of vLLM's, summed over all engines."""
+    return sum(metrics(server, name).values())
+
+
+def metrics(server: Server, name: str) -> dict[str, float]:
+    """The same of each engine, by its number. LookupError where there is no such counter."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
-    values = re.findall(rf"^vllm:{name}(?:_total)?{{[^}}]*}} (\S+)$", text, re.MULTILINE)
-    if not values:
+    found: dict[str, float] = {}
+    for labels, value in re.findall(rf"^vllm:{name}(?:_total)?{{([^}}]*)}} (\S+)$", text, re.MULTILINE):
+        (engine,) = re.findall(r'engine="(\d+)"', labels)
+        found[engine] = found.get(engine, 0.0) + float(value)
+    if not found:
         raise LookupError(f"/metrics has nothing named vllm:{name}")
-    return sum(map(float, values))
+    return found
 
 
 def wait_until_idle(server: Server, seconds: float = 120) -> None:

@@ -88,49 +88,96 @@ def streamed_call(
     return Answer(content, [(name, text) for name, text in calls.values()], finish)
 
 
-def respond_call(server: Server, choice: Any, *, stream: bool = False) -> list[tuple[str, str]]:
-    """A request to ``/v1/responses``: the calls of its answer."""
-    flat = [{"type": "function", **each["function"]} for each in TOOLS]
+def respond_call(
+    server: Server, choice: Any, tools: Any = None, wishes: Any = None, *, stream: bool = False, **options: Any
+) -> Answer:
+    """A request to ``/v1/responses``, with tools as a chat request has them."""
+    flat = [{"type": "function", **each["function"]} for each in (TOOLS if tools is None else tools)]
     create: Any = server.client.responses.create
-    answer = create(
-        model=MODEL, input=ASK, tools=flat, tool_choice=choice, max_output_tokens=160, temperature=0, stream=stream
-    )
+    fixed = {"model": MODEL, "input": ASK, "tools": flat, "tool_choice": choice, "temperature": 0, "stream": stream}
+    answer = create(**{"max_output_tokens": 160, **options, **fixed}, extra_body=wishing(None, wishes))
     if stream:
         answer = list(answer)[-1].response
-    return [(item.name, item.arguments) for item in answer.output if item.type == "function_call"]
+    calls = [(item.name, item.arguments) for item in answer.output if item.type == "function_call"]
+    return Answer(answer.output_text, calls, answer.status)
 
 
-def message_call(server: Server, choice: dict[str, Any], *, stream: bool = False) -> list[tuple[str, str]]:
-    """A request to ``/v1/messages``: the calls of its answer."""
-    tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in TOOLS]
-    body = {
-        "model": MODEL,
-        "max_tokens": 160,
-        "temperature": 0,
-        "tools": tools,
-        "tool_choice": choice,
-        "messages": [{"role": "user", "content": ASK}],
-        "stream": stream,
-    }
+def message_call(
+    server: Server, choice: Any, tools: Any = None, wishes: Any = None, *, stream: bool = False, **options: Any
+) -> Answer:
+    """A request to ``/v1/messages``, with tools as a chat request has them. BadRequestError where it is refused."""
+    flat = [_message_tool(each["function"]) for each in (TOOLS if tools is None else tools)]
+    fixed = {"model": MODEL, "tools": flat, "tool_choice": choice, "stream": stream}
+    body = {"max_tokens": 160, "temperature": 0, "messages": [{"role": "user", "content": ASK}], **options, **fixed}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
-    connection.request("POST", "/v1/messages", json.dumps(body), {"Content-Type": "application/json"})
-    text = connection.getresponse().read().decode()
+    connection.request("POST", "/v1/messages", json.dumps(wishing(body, wishes)), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    text = response.read().decode()
     connection.close()
-    if stream:
-        return _streamed_message(text)
-    blocks = [block for block in json.loads(text)["content"] if block["type"] == "tool_use"]
-    return [(block["name"], json.dumps(block["input"])) for block in blocks]
+    if response.status != http.client.OK:
+        raise RefusedError(response.status, text)
+    return _streamed_message(text) if stream else _message(json.loads(text))
 
 
-def _streamed_message(text: str) -> list[tuple[str, str]]:
+class RefusedError(Exception):
+    """A request to ``/v1/messages`` that was not served: its status and its body."""
+
+
+def _message_tool(function: dict[str, Any]) -> dict[str, Any]:
+    strict = {"strict": function["strict"]} if "strict" in function else {}
+    return {"name": function["name"], "input_schema": function["parameters"], **strict}
+
+
+def _message(message: dict[str, Any]) -> Answer:
+    blocks = message["content"]
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
+    calls = [(block["name"], json.dumps(block["input"])) for block in blocks if block["type"] == "tool_use"]
+    return Answer(text, calls, message["stop_reason"])
+
+
+def _streamed_message(text: str) -> Answer:
     calls: dict[int, list[str]] = {}
+    content, finish = "", ""
     for line in text.splitlines():
         event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
+        delta = event.get("delta", {})
+        finish = delta.get("stop_reason") or finish
+        content += delta.get("text") or ""
         if event.get("type") == "content_block_start" and event["content_block"]["type"] == "tool_use":
             calls[event["index"]] = [event["content_block"]["name"], ""]
         elif event.get("type") == "content_block_delta" and event["index"] in calls:
-            calls[event["index"]][1] += event["delta"].get("partial_json", "")
-    return [(name, arguments) for name, arguments in calls.values()]
+            calls[event["index"]][1] += delta.get("partial_json") or ""
+    return Answer(content, [(name, arguments) for name, arguments in calls.values()], finish)
+
+
+def ask(
+    endpoint: str,
+    server: Server,
+    choice: str,
+    tools: Any = None,
+    wishes: Any = None,
+    *,
+    stream: bool,
+    parallel: bool = True,
+    schema: dict[str, Any] | None = None,
+) -> Answer:
+    """The same request to ``chat``, ``responses`` or ``messages``, as a client of each writes it.
+
+    Args:
+        choice: ``auto``, ``required`` or ``none``.
+        parallel: several calls may be made.
+        schema: of the answer, where one is asked for.
+    """
+    if endpoint == "chat":
+        form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+        options: dict[str, Any] = {"parallel_tool_calls": parallel, **({"response_format": form} if schema else {})}
+        return (streamed_call if stream else call)(server, choice, tools, wishes, **options)
+    if endpoint == "responses":
+        text = {"text": {"format": {"type": "json_schema", "name": "form", "schema": schema}}} if schema else {}
+        return respond_call(server, choice, tools, wishes, stream=stream, parallel_tool_calls=parallel, **text)
+    chosen = {"type": {"required": "any"}.get(choice, choice), "disable_parallel_tool_use": not parallel}
+    config = {"output_config": {"format": {"type": "json_schema", "schema": schema}}} if schema else {}
+    return message_call(server, chosen, tools, wishes, stream=stream, **config)
 
 
 def is_weather(arguments: str) -> bool:

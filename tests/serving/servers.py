@@ -174,10 +174,12 @@ TRACES = Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / f"t
 
 TRACED = Flags(
     args=(*LAZY.args, *_WISHING, "--additional-config", json.dumps({"lazy_grammar": {"trace_dir": str(TRACES)}})),
-    dtype="float32",
 )
 
-XGRAMMAR = Flags(args=("--structured-outputs-config.backend", "xgrammar"))
+XGRAMMAR = Flags(args=("--structured-outputs-config.backend", "xgrammar", *tool_flags("hermes")))
+STOCK = Flags(args=XGRAMMAR.args, env=(("VLLM_PLUGINS", ""),))
+"""The same server without the plugin."""
+
 DUMMY_LAZY = Flags(model="dummy", args=(*LAZY.args, *_WISHING), max_model_len=8192)
 
 

@@ -5,14 +5,27 @@ from __future__ import annotations
 import json
 import re
 
+import openai
 import pytest
 
-from tests.serving.asking import ASK_PERSON, PERSON, Said, chat, chats, complete, is_person, respond, streamed
+from tests.serving.asking import (
+    ASK_PERSON,
+    PERSON,
+    Said,
+    chat,
+    chat_args,
+    chats,
+    complete,
+    is_person,
+    respond,
+    streamed,
+)
 from tests.serving.servers import WISHES, lazy
 from tests.serving.wishes import spell, tokens
 
 pytestmark = pytest.mark.server(WISHES)
 
+STOP = 2
 PROSE = "No, I would rather write prose."
 ONE_KEY = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
 QUOTE = tokens('"')[0]
@@ -103,8 +116,25 @@ def test_e3_a_stop_id_that_spells_a_quote_can_not_end_the_answer_inside_a_string
 def test_a_requests_own_stop_id_ends_the_answer_where_the_grammar_may_end(server):
     (bang,) = tokens("!")
     body = {**lazy({"regex": "[0-9]+"}), "stop_token_ids": [bang]}
-    assert chat(server, body=body, wishes=[bang, *spell("12"), bang]).text[-2:] == "12"
-    assert chat(server, body=lazy({"regex": "[0-9]+"}), wishes=[*spell("12"), bang, 2]).text[:2] == "12"
+    said = chat(server, body=body, wishes=[bang, *spell("12"), bang])
+    assert re.fullmatch("[0-9]12", said.text), said  # it may not end before the first digit
+    assert said.finish == "stop"
+    said = chat(server, body=lazy({"regex": "[0-9]+"}), wishes=[*spell("12"), bang, 2])
+    assert re.fullmatch("12[0-9]", said.text), said  # nobody named it a stop id: it is masked
+    assert said.finish == "stop"
+
+
+@pytest.mark.parametrize("triggers", [(), ("word:<t>",)], ids=["eager", "lazy"])
+def test_e4_a_stop_id_that_is_also_the_grammars_end_marker_is_accepted_as_the_marker_and_the_turn_ends(
+    server, triggers
+):
+    body = {**lazy({"grammar": 'root ::= "<t>" [0-9] [0-9] "<|im_end|>"'}, *triggers), "return_token_ids": True}
+    wishes = [*spell("<t>"), STOP, STOP, STOP, *tokens(" and more")]
+    (choice,) = server.client.chat.completions.create(**chat_args("Go.", body, wishes, {})).choices
+    assert re.fullmatch("<t>[0-9]{2}", choice.message.content), choice
+    assert choice.finish_reason == "stop"
+    assert choice.token_ids.count(STOP) == 1
+    assert choice.token_ids[-1] == STOP
 
 
 # -- blanks ----------------------------------------------------------------------------------------------------------
@@ -175,6 +205,29 @@ def test_an_answer_for_which_the_budget_is_too_small_is_cut_and_the_log_says_so(
 def test_e2_min_tokens_gives_way_where_the_grammar_leaves_nothing_but_the_end(server):
     body = {**lazy({"regex": "a{1,4}"}), "min_tokens": 20}
     assert chat(server, "Go.", body, wishes=[*tokens("a"), 2], max_tokens=30) == Said("aaaa", "stop")
+
+
+def test_leading_out_beats_min_tokens(server):
+    body = {**lazy({"json": THREE}), "min_tokens": 40}
+    said = chat(server, "Tell me a story.", body, wishes='{"first": "' + "word " * 100, max_tokens=40)
+    assert json.loads(said.text).keys() == {"first", "second", "third"}, said
+    assert said.finish == "stop"
+
+
+def test_behind_an_accepted_stop_id_nothing_is_masked_under_ignore_eos(server):
+    body = {**lazy({"regex": "[0-9]{3}"}), "ignore_eos": True}
+    said = chat(server, body=body, wishes=[*tokens("no"), -1, -1, STOP, *tokens("free text")], max_tokens=8)
+    assert re.match("[0-9]{3}", said.text), said
+    assert said.text[3:].startswith("free text")
+    assert said.finish == "length"
+
+
+def test_bad_words_keep_their_meaning_beside_a_grammar(server):
+    body = {**lazy({"regex": "[ab]"}), "bad_words": ["a"]}
+    assert chat(server, body=body, wishes=[*tokens("a"), STOP]) == Said("b", "stop")
+    with pytest.raises(openai.BadRequestError, match="bad_words") as caught:
+        chat(server, body={**lazy({"regex": "a"}), "bad_words": ["a"]})
+    assert caught.value.body["param"] == "bad_words"
 
 
 def test_below_min_tokens_a_lazy_requests_prose_goes_on(server):

@@ -6,17 +6,34 @@ Data and tensor parallel take long to start and stand under `long`.
 from __future__ import annotations
 
 import functools
+import json
 import re
 
+import openai
 import pytest
 
-from tests.serving.asking import ASK_PERSON, PERSON, Said, all_at_once, chat, is_person, metric, wait_until_idle
+from tests.serving.asking import (
+    ASK_PERSON,
+    PERSON,
+    Said,
+    all_at_once,
+    chat,
+    is_person,
+    metric,
+    metrics,
+    wait_until_idle,
+)
+from tests.serving.calling import ASK, TOOLS, named
 from tests.serving.servers import (
     API_SERVERS_2,
     ASYNC,
     DATA_PARALLEL_2,
+    MODEL,
+    STOCK,
     TENSOR_PARALLEL_2,
     TIGHT,
+    XGRAMMAR,
+    Server,
     lazy,
 )
 from tests.serving.wishes import spell, tokens
@@ -64,15 +81,22 @@ def test_under_async_scheduling(server):
 
 @pytest.mark.server(API_SERVERS_2)
 def test_with_two_api_servers(server):
+    before = len(server.log())
     right_together(server, times=8)
-    assert len(set(re.findall(r"ApiServer_(\d)", server.log()))) == 2
+    answered = re.findall(r"\(ApiServer_(\d)\b.*POST /v1/chat/completions.* 200", server.log()[before:])
+    assert len(answered) == 16
+    assert set(answered) == {"0", "1"}
 
 
 @pytest.mark.long
 @pytest.mark.server(DATA_PARALLEL_2)
 def test_with_data_parallel_2(server):
+    before = metrics(server, "request_success")
     right_together(server, times=8)
-    assert len(set(re.findall(r"EngineCore_DP(\d)", server.log()))) == 2
+    served = {engine: count - before.get(engine, 0) for engine, count in metrics(server, "request_success").items()}
+    assert served.keys() == {"0", "1"}
+    assert min(served.values()) > 0
+    assert sum(served.values()) == 16
 
 
 @pytest.mark.long
@@ -146,3 +170,65 @@ def test_a_client_that_leaves_while_it_is_answered_takes_nobody_with_it(server):
         leaving.close()
     right_together(server, times=2)
     wait_until_idle(server)
+
+
+# -- other backends --------------------------------------------------------------------------------------------------
+
+ASKED = {
+    "JSON": {"extra_body": {"structured_outputs": {"json": PERSON}}},
+    "a format": {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
+    "a regular expression": {"extra_body": {"structured_outputs": {"regex": "[0-9]{5}"}}},
+    "no grammar": {},
+    "a wrong expression": {"extra_body": {"structured_outputs": {"regex": "("}}},
+    "a wrong schema": {"extra_body": {"structured_outputs": {"json": {"type": "nothing"}}}},
+    "a call if it wants": {"tools": TOOLS, "tool_choice": "auto"},
+    "a call": {"tools": TOOLS, "tool_choice": "required"},
+    "a named call": {"tools": TOOLS, "tool_choice": named("get_weather")},
+    "no call": {"tools": TOOLS, "tool_choice": "none"},
+    "a call that a stop string cuts": {"tools": TOOLS, "tool_choice": "required", "stop": ["name"]},
+    "a field of another server's": {"extra_body": {"grammar_lazy": True}},
+}
+
+
+def whole(server: Server, options):
+    """All that an answer says, but what differs between any two of the same server."""
+    body = {"return_token_ids": True, **options.get("extra_body", {})}
+    options = {"max_tokens": 64, "temperature": 0, **options, "extra_body": body}
+    messages = [{"role": "user", "content": ASK}]
+    try:
+        answer = server.client.chat.completions.create(model=MODEL, messages=messages, **options)
+    except openai.APIStatusError as error:
+        return error.status_code, error.body
+    said = json.loads(answer.model_dump_json(exclude={"id", "created"}))
+    for choice in said["choices"]:
+        for made in choice["message"]["tool_calls"] or ():
+            del made["id"]
+    return said
+
+
+def parts(server: Server, options):
+    """The content, calls and finish reasons of a streamed answer, part by part."""
+    options = {"max_tokens": 64, "temperature": 0, **options}
+    messages = [{"role": "user", "content": ASK}]
+    try:
+        chunks = list(server.client.chat.completions.create(model=MODEL, messages=messages, stream=True, **options))
+    except openai.APIStatusError as error:
+        return error.status_code, error.body
+    return [
+        (
+            choice.delta.content,
+            [(made.function.name, made.function.arguments) for made in choice.delta.tool_calls or ()],
+            choice.finish_reason,
+        )
+        for chunk in chunks
+        for choice in chunk.choices
+    ]
+
+
+@pytest.mark.server(XGRAMMAR, STOCK)
+def test_another_backend_behaves_exactly_as_without_the_plugin(servers):
+    with_plugin, without = servers
+    assert "lazy_grammar" in with_plugin.log()
+    for name, options in ASKED.items():
+        for outcome in (whole, parts):
+            assert outcome(with_plugin, options) == outcome(without, options), name

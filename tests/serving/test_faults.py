@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import openai
 import pytest
 
@@ -111,8 +114,13 @@ def test_a_compile_that_fails_in_the_engine_is_a_400_too_for_eager_and_lazy_requ
     assert chat(server, lazy(grammar, "word:<t>", grammar_start="after"), [*tokens("so"), STOP]).choices
 
 
-def test_the_log_has_one_line_of_ours_with_the_requests_id(server):
-    body, wishes, options, _ = ENDED["a trigger pattern that runs away"]
+@pytest.mark.parametrize("ending", ENDED.values(), ids=ENDED.keys())
+def test_the_log_has_one_line_of_ours_with_the_requests_id_field_and_value(server, ending):
+    body, wishes, options, (field, value, _) = ending
+    before = len(server.log())
+    name = f"told-{time.monotonic_ns()}"
     with pytest.raises(openai.BadRequestError):
-        chat(server, body, wishes, **options)
-    assert "is ended by its grammar: PatternTimeoutError: trigger pattern" in server.log()
+        chat(server, body, wishes, extra_headers={"X-Request-Id": name}, **options)
+    (line,) = re.findall(r"Request .* is ended.*", server.log()[before:])
+    assert re.match(rf"Request \S*{name}\S* is ended by its grammar: {re.escape(field)}: ", line), line
+    assert value in line

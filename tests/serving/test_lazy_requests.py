@@ -158,6 +158,14 @@ def test_a_mandatory_turn_does_not_end_before_the_trigger(server):
     assert rest.isdigit()
 
 
+def test_a_mandatory_turn_whose_trigger_can_not_be_forced_ends_with_length(server):
+    body = lazy(TAG, "pattern:<t>+", grammar_mandatory=1)
+    said = chat(server, body=body, wishes=[STOP] * 12, max_tokens=12)
+    assert said.finish == "length"
+    assert "<t>" not in said.text
+    assert chat(server, body=lazy(TAG, "pattern:<t>+"), wishes=[STOP] * 12, max_tokens=12) == Said("", "stop")
+
+
 def test_force_after_leads_into_the_trigger(server):
     body = lazy(TAG, "word:<t>", grammar_mandatory=1, grammar_force_after=5)
     wishes = tokens("one two three four five six seven eight nine ten")

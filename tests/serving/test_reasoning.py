@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import openai
 import pytest
 
 from tests.serving.asking import ASK_PERSON, PERSON, chat, chat_args, is_person, streamed
@@ -68,6 +69,27 @@ def test_a_word_trigger_on_the_reasonings_end_marker_is_observed(server):
     reasoning, content, _ = thinks(server, body, [*tokens("hm"), END_THINK, *spell("ab")])
     assert reasoning == "hm"
     assert content.isdigit()
+
+
+@deepseek_r1
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_trigger_that_could_never_be_seen_is_a_400_that_names_it(server, stream):
+    body = lazy(DIGITS, "word:so </think>", grammar_start="after")
+    with pytest.raises(openai.BadRequestError, match="this could never be seen") as caught:
+        server.client.chat.completions.create(**chat_args(ASK_PERSON, body, None, {}), stream=stream)
+    assert caught.value.body["param"] == "vllm_xargs.grammar_triggers[0]"
+    assert "word:so </think>" in caught.value.body["message"]
+
+
+@deepseek_r1
+def test_tokens_of_the_reasoning_do_not_count_for_force_after(server):
+    body = lazy(DIGITS, "token:<tool_call>", grammar_start="after", grammar_mandatory=1, grammar_force_after=3)
+    thoughts, prose = (tokens("one two three four five six seven eight nine ten") for _ in range(2))
+    reasoning, content, finish = thinks(server, body, [*thoughts, END_THINK, *prose])
+    assert (len(thoughts), reasoning) == (10, "one two three four five six seven eight nine ten")
+    assert content[:24] == "one two three<tool_call>"
+    assert is_call(content), content
+    assert finish == "stop"
 
 
 @deepseek_r1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serving.asking import ASK_PERSON, PERSON, chat, complete, is_person, respond
+from tests.serving.asking import ASK_PERSON, PERSON, chat, complete, is_person, respond, streamed
 from tests.serving.servers import MODEL, TIGHT, WITNESS, lazy
 
 CONFIG = "vllm.config.structured_outputs:"
@@ -25,6 +25,7 @@ OFFLINE = {"vllm.entrypoints.generate.beam_search.offline:BeamSearchOfflineMixin
 def test_every_replacement_is_reached_in_a_running_server(server):
     body = lazy({"json": PERSON})
     assert is_person(chat(server, ASK_PERSON, body).text)
+    assert is_person(streamed(server, ASK_PERSON, body).text)
     assert is_person(complete(server, ASK_PERSON, body).text)
     assert is_person(respond(server, ASK_PERSON, body))
     body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Say hi."}]}

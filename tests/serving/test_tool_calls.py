@@ -5,15 +5,19 @@ The demo model speaks no family's format, so a family is its text here: vLLM's o
 
 from __future__ import annotations
 
+import functools
 import json
 
 import openai
 import pytest
 
+from tests.serving.asking import all_at_once
 from tests.serving.calling import (
     NOTHING,
     TOOLS,
     WEATHER,
+    RefusedError,
+    ask,
     call,
     is_valid,
     is_weather,
@@ -23,8 +27,8 @@ from tests.serving.calling import (
     streamed_call,
     tool,
 )
-from tests.serving.servers import HERMES, calling
-from tests.serving.wishes import spell, tokens
+from tests.serving.servers import HERMES, MODEL, calling
+from tests.serving.wishes import spell, spelled_out, tokens
 
 hermes = pytest.mark.server(HERMES)
 
@@ -33,6 +37,7 @@ THINK, END_THINK, CALL = 8, 10, 11
 """Ids of `<think>`, `</think>` and `<tool_call>` in the `thinking` model."""
 
 PROSE = "Well, let me see. "
+CALL_TEXT = "<tool_call>"
 
 
 def written(name, arguments):
@@ -154,7 +159,7 @@ def test_a_call_that_must_come_comes_behind_free_prose_and_streams_as_it_is(serv
 @hermes
 def test_a_turn_that_owes_a_call_can_not_end_before_it_and_the_prose_is_that_of_auto(server):
     free = call(server, "auto", wishes=[*tokens(PROSE), STOP])
-    assert (free.calls, free.content) == ([], PROSE)
+    assert free == (PROSE, [], "stop")
     owed = call(server, "required", wishes=[*tokens(PROSE), STOP])
     assert owed.content.startswith(PROSE)
     assert owed.calls
@@ -208,12 +213,12 @@ def test_a_second_call_of_a_named_function_needs_parallel_calls(server):
 @pytest.mark.parametrize("stream", [False, True])
 def test_c9_responses_and_messages_call_too(server, stream):
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get"}]}
-    (found,) = respond_call(server, "required", stream=stream)
+    (found,) = respond_call(server, "required", stream=stream).calls
     assert is_valid(found)
-    assert respond_call(server, {"type": "function", "name": "get"}, stream=stream)[0] == ("get", "{}")
-    assert respond_call(server, allowed, stream=stream)[0] == ("get", "{}")
-    assert is_valid(message_call(server, {"type": "any"}, stream=stream)[0])
-    assert message_call(server, {"type": "tool", "name": "get"}, stream=stream)[0] == ("get", "{}")
+    assert respond_call(server, {"type": "function", "name": "get"}, stream=stream).calls[0] == ("get", "{}")
+    assert respond_call(server, allowed, stream=stream).calls[0] == ("get", "{}")
+    assert is_valid(message_call(server, {"type": "any"}, stream=stream).calls[0])
+    assert message_call(server, {"type": "tool", "name": "get"}, stream=stream).calls[0] == ("get", "{}")
 
 
 # -- none, and formats -----------------------------------------------------------------------------------------------
@@ -224,7 +229,7 @@ def test_c8_under_none_the_opener_can_not_be_written(server):
     answer = call(server, "none", wishes=wish(PROSE, PARIS))
     assert answer.content.startswith(PROSE + "<tool_call")
     assert "<tool_call>" not in answer.content
-    assert answer.calls == []
+    assert (answer.calls, answer.finish) == ([], "stop")
 
 
 @hermes
@@ -256,6 +261,142 @@ def test_a_mistake_in_a_tool_is_a_400_that_names_it_and_nothing_else_is_lost(ser
         with pytest.raises(openai.BadRequestError, match=says):
             ask(server, "required", tools)
     assert ask(server, "required", wishes=wish(GET)).calls[:1] == [("get", "{}")]
+
+
+# -- every endpoint --------------------------------------------------------------------------------------------------
+
+everywhere = [
+    pytest.mark.parametrize("endpoint", ["chat", "responses", "messages"]),
+    pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"]),
+]
+
+
+def on_every_endpoint(test):
+    for mark in everywhere:
+        test = mark(test)
+    return test
+
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+BROKEN = tool("bad_one", {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}})
+STRICT = [{"type": "function", "function": {**each["function"], "strict": True}} for each in TOOLS]
+
+
+@hermes
+@on_every_endpoint
+@pytest.mark.parametrize("tools", [TOOLS, STRICT], ids=["plain", "strict"])
+def test_c1_a_call_obeys_its_tools_schema_on_every_endpoint(server, endpoint, stream, tools):
+    wrong = written("get_weather", '{"city": "Paris", "days": "three"}')
+    answer = ask(endpoint, server, "auto", tools, wish(PROSE, wrong), stream=stream)
+    assert answer.content.startswith(PROSE.rstrip())
+    assert answer.calls[0][0] == "get_weather"
+    assert is_weather(answer.calls[0][1]), answer
+
+
+@hermes
+@on_every_endpoint
+def test_c6_without_parallel_calls_there_is_one_on_every_endpoint(server, endpoint, stream):
+    for choice in ("auto", "required"):
+        for parallel, count in ((True, 2), (False, 1)):
+            answer = ask(endpoint, server, choice, wishes=wish(GET, "\n", GET), stream=stream, parallel=parallel)
+            assert answer.calls == [("get", "{}")] * count, (choice, answer)
+
+
+@hermes
+@on_every_endpoint
+def test_c8_under_none_the_opener_can_not_be_written_on_any_endpoint(server, endpoint, stream):
+    answer = ask(endpoint, server, "none", wishes=wish(PROSE, PARIS), stream=stream)
+    assert answer.content.startswith(PROSE + "<tool_call")
+    assert "<tool_call>" not in answer.content
+    assert answer.calls == []
+
+
+@hermes
+@on_every_endpoint
+def test_c10_beside_a_format_there_is_a_call_or_an_answer_in_it_on_every_endpoint(server, endpoint, stream):
+    answer = ask(endpoint, server, "auto", wishes=wish('{"n": 7}'), stream=stream, schema=NUMBER)
+    assert (answer.content, answer.calls) == ('{"n": 7}', [])
+    answer = ask(endpoint, server, "auto", wishes=wish(PARIS), stream=stream, schema=NUMBER)
+    assert answer.calls == [("get_weather", '{"city": "Paris", "days": 3}')]
+
+
+@hermes
+@on_every_endpoint
+def test_a_mistake_in_a_tool_is_a_400_that_names_it_on_every_endpoint(server, endpoint, stream):
+    with pytest.raises((openai.BadRequestError, RefusedError), match="bad_one") as caught:
+        ask(endpoint, server, "required", [*TOOLS, BROKEN], stream=stream)
+    assert 400 in (getattr(caught.value, "status_code", None), *caught.value.args[:1])
+
+
+@hermes
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_c5_and_c7_hold_in_a_stream_too(server, stream):
+    asked = streamed_call if stream else call
+    assert asked(server, wishes=tokens(GET + "\n") * 30, max_tokens=1200).calls == [("get", "{}")] * 16
+    odd = "a.b-cé"  # vLLM's parser of this family ends a streamed name at an escaped quotation mark
+    tools = [tool("get", NOTHING), tool(odd, NOTHING)]
+    assert asked(server, tools=tools, wishes=[*tokens(written(odd, "{}")), STOP]).calls == [(odd, "{}")]
+
+
+# -- stop strings, and the finish reason -----------------------------------------------------------------------------
+
+
+@hermes
+@pytest.mark.parametrize("asked", [call, streamed_call])
+@pytest.mark.parametrize("choice", ["auto", "required", named("get")])
+def test_an_answer_that_a_stop_string_cuts_before_its_call_claims_none(server, choice, asked):
+    answer = asked(server, choice, wishes=[*tokens(PROSE), STOP], stop=["me"])
+    assert answer == ("Well, let ", [], "stop")
+
+
+@hermes
+@pytest.mark.parametrize("asked", [call, streamed_call])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_an_answer_that_a_stop_string_cuts_inside_its_second_call_does_not_claim_to_end_with_calls(
+    server, choice, asked
+):
+    answer = asked(server, choice, wishes=wish(GET, "\n", PARIS), stop=["Par"])
+    assert "Par" not in answer.content + str(answer.calls)
+    assert answer.finish == "stop"
+    assert asked(server, choice, wishes=wish(GET, "\n", PARIS), stop=["Rome"]).finish == "tool_calls"
+
+
+@hermes
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_messages_api_says_which_stop_string_cut_an_answer_before_its_call(server, stream):
+    wishes = [*tokens(PROSE), STOP]
+    answer = message_call(server, {"type": "any"}, wishes=wishes, stream=stream, stop_sequences=["me"])
+    assert answer == ("Well, let ", [], "stop_sequence")
+
+
+# -- the prose of auto and of required -------------------------------------------------------------------------------
+
+PROMPTS = [
+    *(f"Say hello to {name}." for name in ("Ann", "Bob", "Cleo", "Dan", "Eve")),
+    *(f"What is {n} plus {n}? One word." for n in range(1, 6)),
+    *(f"Name one {kind}. Only its name." for kind in ("colour", "city", "animal", "fruit", "river")),
+    *(f"Translate '{word}' into French, nothing else." for word in ("dog", "cat", "house", "bread", "water")),
+]
+
+
+@hermes
+def test_the_answer_up_to_the_trigger_is_what_it_would_have_been_under_auto(server):
+    """Auto has 40 tokens in which to end by itself; required 60 of prose, the half of its budget, before the call is led into."""
+
+    def ids(choice, max_tokens, prompt):
+        create = server.client.chat.completions.create
+        messages = [{"role": "user", "content": prompt}]
+        options = {"max_tokens": max_tokens, "temperature": 0, "extra_body": {"return_token_ids": True}}
+        answer = create(model=MODEL, messages=messages, tools=TOOLS, tool_choice=choice, **options)
+        return answer.choices[0].token_ids
+
+    free = dict(zip(PROMPTS, all_at_once([functools.partial(ids, "auto", 40, p) for p in PROMPTS]), strict=True))
+    ended = {p: found[:-1] for p, found in free.items() if found[-1] == STOP and CALL_TEXT not in spelled_out(found)}
+    owed = all_at_once([functools.partial(ids, "required", 120, prompt) for prompt in ended])
+    for (prompt, prose), found in zip(ended.items(), owed, strict=True):
+        assert found[: len(prose)] == prose, prompt
+        assert CALL_TEXT in spelled_out(found[len(prose) :]), prompt
+    assert len(ended) >= 10
 
 
 # -- other families --------------------------------------------------------------------------------------------------
@@ -304,6 +445,16 @@ def test_t6b_a_call_inside_the_reasoning_ends_it_and_obeys_the_schema(server):
     wishes = [THINK, *tokens("hm "), CALL, *spell("\n" + CODER[0] + "many" + CODER[1]), STOP]
     answer = call(server, wishes=wishes, max_tokens=200)
     assert answer.calls[0][0] == "get_weather"
+    assert is_weather(answer.calls[0][1]), answer
+
+
+@thinking
+@on_every_endpoint
+def test_behind_the_reasoning_a_call_is_found_on_every_endpoint(server, endpoint, stream):
+    wishes = [THINK, *tokens("hm "), END_THINK, *tokens("So: "), CALL, *spell("\n" + CODER[0] + "30" + CODER[1]), STOP]
+    answer = ask(endpoint, server, "auto", wishes=wishes, stream=stream)
+    assert answer.content.strip() == "So:"
+    assert [name for name, _ in answer.calls[:1]] == ["get_weather"]
     assert is_weather(answer.calls[0][1]), answer
 
 

@@ -72,3 +72,9 @@ def tokens(text: str) -> list[int]:
 def spell(text: str) -> list[int]:
     """The same, one token per character, for texts of ASCII: nothing is merged over what a test looks at."""
     return [token for char in text for token in tokens(char)]
+
+
+def spelled_out(ids: list[int]) -> str:
+    """The text of ids of the demo model's vocabulary, special tokens too."""
+    text: str = _tokenizer().decode(ids, skip_special_tokens=False)
+    return text

@@ -86,7 +86,7 @@ def fault_of_refusal(request: Request, written: Sequence[int], row: Row, ample: 
     emptying = _emptying(request, written, row, size)
     if emptying is None:
         return Fault(
-            "the model's token was refused by the request's grammar although its mask allowed it: a fault of the server"
+            "the model's token was refused by the request's grammar although its mask allowed it: a fault of the server, please report it"
         )
     reason = "this and the grammar leave no token that may come next"
     if _emptying(request, written, ample, size) is None:

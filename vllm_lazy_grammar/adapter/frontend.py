@@ -245,6 +245,11 @@ def front_end_of_name(model_name: str | None) -> FrontEnd | None:
     return next(found, None)
 
 
+def serves_here() -> bool:
+    """Whether an engine that was seen in this process has our backend."""
+    return bool(_front_ends)
+
+
 def _keep(settings: Settings, model_config: Any, config: Any, eos_ids: Iterable[int] = ()) -> FrontEnd:
     made = _front_ends[id(model_config)] = FrontEnd(settings, model_config, config, eos_ids)
     weakref.finalize(model_config, _front_ends.pop, id(model_config), None).atexit = False

@@ -1,11 +1,11 @@
 """vLLM's view of one request's session.
 
 Invariants:
-- Nothing a session raises reaches the engine: the first fault is logged once, with the request's id, and ends that request alone, at the
-  next token it is offered. Until then its rows mask nothing.
-- Why a request is ended is told to its client, by `told`.
+- Nothing a session raises reaches the engine: the first fault ends that request alone, at the next token it is offered. Until then its
+  rows mask nothing.
+- Why a request is ended is told to its client, by `told`, and to the log, in one line with the request's id, field and value.
 - A fault that a draft led to is forgotten when the draft is taken back: nobody has sampled it.
-- A draft that is refused is no fault; a sampled token that is refused is ours, and the log line says what is needed to reproduce it.
+- A draft that is refused is no fault; for a sampled one that is, the log line says which request, field and value, and what else reproduces it.
 - Each row that vLLM asks for within a step is one token later than the one before: that is what of the budget is left there.
 - When the request is over, or vLLM drops the grammar (aborted), one debug line tells what the gate did and the compile loses a holder.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from vllm_lazy_grammar.adapter.faults import fault_of, fault_of_refusal
+from vllm_lazy_grammar.adapter.faults import Fault, fault_of, fault_of_refusal
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import NO_BUDGET
 from vllm_lazy_grammar.core.leading import FIRST
@@ -66,6 +66,7 @@ class LazyGrammar(StructuredOutputGrammar):
         self._rows_of = rows_of
         self.fault: BaseException | None = None
         self._failed_at = self._unused = 0
+        self._refusal = ""
         self._drafted: _Drafted | None = None
         self._budget, self._min_tokens = request.budget, request.min_tokens
         self._is_told = False
@@ -75,12 +76,18 @@ class LazyGrammar(StructuredOutputGrammar):
         self._finalizer.atexit = False
 
     def told(self, request: Request) -> str:
-        """Why the request is ended, as its output's `stop_reason` tells it; asked for once a sampled token was refused."""
+        """Why the request is ended, as its output's `stop_reason` tells it; asked for once, when a sampled token was refused."""
+        fault = self._why(request)
+        self.session.trace.error = fault.message
+        logger.error("Request %s is ended by its grammar: %s%s", self.request_id, fault.message, self._refusal)
+        return fault.as_stop_reason()
+
+    def _why(self, request: Request) -> Fault:
         fault = self._fault_of_refusal(request) if self.fault is None else None
         if fault is None:
             assert self.fault is not None  # noqa: S101 -- or the rows could be made
             fault = fault_of(self.fault, request)
-        return fault.as_stop_reason()
+        return fault
 
     def _fault_of_refusal(self, request: Request) -> Fault | None:
         """The fault behind a refused token, by the row that it was sampled under; None where making that row fails."""
@@ -99,7 +106,6 @@ class LazyGrammar(StructuredOutputGrammar):
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:  # noqa: ARG002 -- vLLM's signature
         """Advance by tokens that were sampled, or are being tried while masks are filled; false ends the request."""
         if self.fault is not None:
-            self._end(self.fault)
             return False
         try:
             for place, token in enumerate(tokens):
@@ -109,30 +115,15 @@ class LazyGrammar(StructuredOutputGrammar):
                     return False
         except FAULTS as error:
             self._fail(error)
-            self._end(error)
             return False
         return True
 
     def _refused(self, token: int) -> None:
-        session = self.session
-        logger.warning(
-            "Request %s: token %d was offered at output token %d (%s) although its mask refuses it. Unless it was a draft, or the request's own "
-            "allowed_token_ids, bad_words or logit_bias left nothing that is legal, this is a fault of vllm-lazy-grammar: please report it with "
-            "this line and the request's structured output and vllm_xargs.",
-            self.request_id,
-            token,
-            session.num_offered,
-            session.phase.value,
-        )
+        at, phase = self.session.num_offered, self.session.phase.value
+        self._refusal = f"; token {token} was offered at output token {at} ({phase}) although its mask refuses it"
 
     def _fail(self, error: BaseException) -> None:
         self.fault, self._failed_at = error, self.session.num_offered
-
-    def _end(self, error: BaseException) -> None:
-        trace = self.session.trace
-        if trace.error is None:
-            trace.error = f"{type(error).__name__}: {error}"
-            logger.error("Request %s is ended by its grammar: %s: %s", self.request_id, type(error).__name__, error)
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         """The longest acceptable prefix of `tokens`; moves nothing."""
