@@ -9,7 +9,7 @@ from tests.core.kit import VOCABULARY, Workshop, allowed_texts, feed, ids, row, 
 from vllm_lazy_grammar.core.completion import NoWay
 from vllm_lazy_grammar.core.journal import Phase
 from vllm_lazy_grammar.errors import ReplayRefusedError, RequestError
-from vllm_lazy_grammar.testing import SMALL_CALL, SMALL_EMPTY, SMALL_END, SMALL_SIZE, SMALL_TWIN
+from vllm_lazy_grammar.testing import SMALL_CALL, SMALL_EMPTY, SMALL_END, SMALL_SIZE, SMALL_TEXTS, SMALL_TWIN
 
 DIGITS = "<t>[12]+"
 
@@ -222,12 +222,26 @@ def test_rolling_back_a_settled_firing_leaves_it_awaiting(held):
 # -- on_reject ---------------------------------------------------------------------------------------------------------
 
 
-def test_forbid_masks_a_token_whose_every_match_the_grammar_refuses(shop):
-    session = shop.session("bc1", "word:b")
-    feed(session, "{")
+def masked_texts(session):
+    """The texts of SMALL_TEXTS that the row masks, sorted."""
     _, allowed = row(session)
-    assert not set(ids("b", "ab")) & set(allowed) - set(ids("b", "ab"))
-    assert not session.is_allowed(ids("ab")[0]) or session.fork().accept(ids("ab")[0])
+    return sorted(text for token, text in enumerate(SMALL_TEXTS) if token not in allowed)
+
+
+def test_forbid_masks_a_token_whose_every_match_the_grammar_refuses(shop):
+    session = shop.session("bc1", "word:ab")
+    feed(session, "{")
+    assert masked_texts(session) == ["ab", "abc"]
+    feed(session, "a")
+    assert masked_texts(session) == ["ab", "abc", "b", "bc"]
+
+
+def test_forbid_masks_only_the_tokens_that_the_grammar_refuses_behind_the_trigger(shop):
+    session = shop.session("ab1", "word:ab")
+    feed(session, "{")
+    assert masked_texts(session) == ["abc"]
+    feed(session, "ab")
+    assert allowed_texts(session) == ["1"]
 
 
 def test_disarm_goes_on_waiting_when_the_grammar_refuses_the_replay(shop):
@@ -327,6 +341,82 @@ def test_a_second_fill_at_the_same_position_copies(shop):
     spent = session.trace.fill_seconds
     assert row(session) == first
     assert session.trace.fill_seconds == spent
+
+
+def fills(session):
+    """How often the session's matcher made a row."""
+    return session._walk.at.matcher.fills
+
+
+@pytest.mark.parametrize(("prewarm", "made"), [(8, 0), (0, 1)])
+def test_prewarmed_the_first_fill_compiles_nothing_and_costs_a_copy(prewarm, made):
+    shop = Workshop(prewarm=prewarm)
+    session = shop.session("abc|abb")
+    for text in ("", "a", "b"):
+        before = 0 if not text else fills(session)
+        assert feed(session, *([text] if text else []))
+        assert allowed_texts(session)
+        assert fills(session) - before == made
+    assert [key.source for key in shop.engine.compiled] == ["abc|abb"]
+
+
+def test_time_filling_and_finding_forced_tokens_is_two_phases_and_a_copied_row_records_nothing(shop):
+    session = shop.session("(?:a|b)1")
+    trace = session.trace
+    row(session)
+    assert trace.fill_seconds > 0
+    assert trace.forced_seconds == 0
+    feed(session, "b")
+    filled = trace.fill_seconds
+    assert session.forced_token() == ids("1")[0]
+    assert trace.fill_seconds > filled
+    assert trace.forced_seconds > 0
+    spent = trace.fill_seconds, trace.forced_seconds
+    row(session)
+    session.forced_token()
+    assert (trace.fill_seconds, trace.forced_seconds) == spent
+
+
+def test_a_forced_token_is_the_single_legal_one_and_there_is_none_while_awaiting_or_terminated(shop):
+    eager, lazy = shop.session("(?:a|b)1"), shop.session("<t>1", "word:<t>", mandatory=1, force_after=0)
+    assert eager.forced_token() is None
+    assert lazy.forced_token() is None
+    feed(eager, "b")
+    feed(lazy, "<t>")
+    assert eager.forced_token() == lazy.forced_token() == ids("1")[0]
+    feed(eager, "1", "<end>")
+    assert eager.is_terminated()
+    assert eager.forced_token() is None
+
+
+def test_looking_for_a_forced_token_never_fills_twice():
+    session = Workshop(prewarm=0).session("(?:a|b)1")
+    feed(session, "b")
+    before = fills(session)
+    row(session)
+    for _ in range(3):
+        session.forced_token()
+    assert fills(session) - before == 1
+
+
+def test_an_accept_drops_the_row_even_one_that_does_not_move():
+    session = Workshop(prewarm=0).session("[ab]+c")
+    first, before = row(session), fills(session)
+    assert not session.accept(*ids("1"))
+    assert row(session) == first
+    assert fills(session) - before == 1
+
+
+def test_is_allowed_goes_by_the_positions_row_and_is_false_beyond_it(shop):
+    session = shop.session("[ab]+c")
+    assert [session.is_allowed(token) for token in ids("a", "b", "c", "1")] == [True, True, False, False]
+    feed(session, "a")
+    assert session.is_allowed(*ids("c"))
+    free = shop.session("[ab]+c", "word:<t>", on_reject="disarm")
+    assert row(free)[0] is False
+    for beyond in (SMALL_SIZE, 32 * VOCABULARY.row_words, 10**9, -1, -SMALL_SIZE):
+        assert not session.is_allowed(beyond)
+        assert not free.is_allowed(beyond)
 
 
 def test_a_row_that_is_not_kept_is_made_anew_and_is_the_same(shop):

@@ -1,13 +1,14 @@
 """Which calls the stock parser of a family can give back: the faults that presets name, as predicates.
 
-A case is what a test asked: the tools' calls, the text, and whether prose stands before it.
+A case is what a test asked: the tools' calls, the text, the prose before it, and the tools' schemas where the calls say too little.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Case:
     calls: list
     text: str
     before: str
+    schemas: Mapping = field(default_factory=dict)
 
 
 def has_arguments(case):
@@ -36,13 +38,15 @@ def begins_with_call(case):
 
 
 def scalars(case):
-    return not any(
+    called = [case.schemas.get(name, {}) for name, _ in case.calls]
+    kinds = {p.get("type") for schema in called for p in schema.get("properties", {}).values()}
+    return kinds <= {"string", "integer", "number", "boolean"} and not any(
         isinstance(v, list | dict) or (isinstance(v, str) and "<" in v) for _, a in case.calls for v in a.values()
     )
 
 
 def no_bracket(case):
-    return "]" not in json.dumps([a for _, a in case.calls])
+    return not any("]" in json.dumps(arguments) for _, arguments in case.calls)
 
 
 def never(_):

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from tests.serving.models import demo_model
-from tests.tools import faults, stock, walking
+from tests.tools import faults, reading, stock, walking
 from tests.tools.cases import choice_for, closers, drawn, placed, preset_of, tokens_of, vocabulary_of, with_types
 from vllm_lazy_grammar.tools.choice import read_tools
 from vllm_lazy_grammar.tools.presets import catalogue
@@ -20,6 +20,8 @@ SERVED = [(name, parser) for name in FAMILIES for parser in catalogue().families
 OTHERS = [pair for pair in SERVED if pair[0] != "harmony"]
 SEEDS = range(16)
 FEW = range(6)
+LEAST = 3
+"""Random calls of a family that are read back, at least."""
 
 
 def tokenizer_of(family):
@@ -96,6 +98,7 @@ def test_the_same_with_the_tokenizer_of_the_demo_model(family, parser):
 
 
 def check_written(family, parser, tokenizer, seeds):
+    whole = streamed = 0
     for seed in seeds:
         if (found := drawn(family, seed)) is None:
             continue
@@ -103,35 +106,46 @@ def check_written(family, parser, tokenizer, seeds):
         told = with_types(tools)
         if faults.whole_is_read(family, case):
             assert stock.whole(parser, tokenizer, told, case.text)[1] == case.calls, case.text
+            whole += 1
         if faults.streamed_is_read(family, case):
             assert stock.streamed(parser, tokenizer, told, case.text)[1] == case.calls, case.text
+            streamed += 1
+    assert whole
+    assert streamed or faults.STREAMED.get(family) is faults.never
 
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(("family", "parser"), SERVED)
-def test_random_calls_of_the_grammar_come_back_with_arguments_that_obey_the_schema(family, parser):
+def test_random_calls_of_the_grammar_come_back_with_their_names_and_arguments(family, parser):
     parsed_here(parser)
     preset, tokenizer = preset_of(family), tokenizer_of(family)
+    read = []
     for seed in SEEDS:
         if (found := drawn(family, seed)) is None:
             continue
         tools = found[0]
         text = walking.random_call(choice_for(family, tools), rng(seed), closers(preset))
         if text is not None:
-            check_walked(family, parser, tokenizer, tools, placed(family, text.decode()))
+            read.append(check_walked(family, parser, tokenizer, tools, placed(family, text.decode())))
+    assert sum(whole for whole, _ in read) >= LEAST
+    assert any(streamed for _, streamed in read) or faults.STREAMED.get(family) is faults.never
 
 
 def check_walked(family, parser, tokenizer, tools, text):
-    schemas = {tool.name: tool.schema for tool in read_tools(tools)}
+    """Whether the stock parser was asked for the whole answer, and for the streamed one; where it was, it gave back what was written."""
+    preset, schemas = preset_of(family), {tool.name: tool.schema for tool in read_tools(tools)}
     calls = stock.whole(parser, tokenizer, with_types(tools), text)[1]
-    case = faults.Case(calls, text, "")
-    if family in faults.WHOLE:
-        return
+    written = reading.json_calls(preset, text) if preset.arguments.style == "json" else calls
+    if not faults.whole_is_read(family, faults.Case(written, text, "", schemas)):
+        return False, False
     assert calls, text
     for name, arguments in calls:
         jsonschema.validate(arguments, schemas[name])
-    if faults.streamed_is_read(family, case):
-        assert stock.streamed(parser, tokenizer, with_types(tools), text)[1] == calls, text
+    reading.check(preset, schemas, text, calls)
+    if not faults.streamed_is_read(family, faults.Case(calls, text, "", schemas)):
+        return True, False
+    assert stock.streamed(parser, tokenizer, with_types(tools), text)[1] == calls, text
+    return True, True
 
 
 @pytest.mark.vllm

@@ -321,10 +321,12 @@ class Session:
         """The single legal id, where there is exactly one and a grammar holds; reads the position's row."""
         if self._walk.at.phase is not Phase.INSIDE:
             return None
+        was_there = self._slot.is_kept
         row = self._row()
         begin = time.perf_counter()
         token = only_allowed(row, self._size)
-        self.trace.forced_seconds += time.perf_counter() - begin
+        if not was_there:
+            self.trace.forced_seconds += time.perf_counter() - begin
         return token
 
     def apply(self, logits: NDArray[np.float32]) -> None:
