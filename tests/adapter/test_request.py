@@ -35,6 +35,7 @@ def read(module, prompt, max_model_len=100, **extra):
         sampling_params=params,
         structured_output_request=structured,
         prompt_token_ids=prompt,
+        output_token_ids=[],
         num_prompt_tokens=len(prompt or ()),
         max_tokens=50,
     )

@@ -116,12 +116,15 @@ class ServesLazy(_Base):
         rows_of_all, at = backend.rows_of(bitmask), 0
         for request_id in ids:
             request, drafts = requests[request_id], scheduled_spec_decode_tokens.get(request_id)
+            grammar = _grammar_of(request)
+            if self._draft_room and isinstance(grammar, LazyGrammar):
+                grammar.schedules(len(drafts or ()))
             if drafts:
                 end = at + len(drafts) + 1
-                _grammar_of(request).fill_window(rows_of_all[at:end], drafts, request.num_output_tokens)
+                grammar.fill_window(rows_of_all[at:end], drafts, request.num_output_tokens)
                 at = end
             else:
-                _grammar_of(request).fill_row(rows_of_all[at], request.num_output_tokens, keep=False)
+                grammar.fill_row(rows_of_all[at], request.num_output_tokens, keep=False)
                 at += 1
         return rows_of_all[:at]
 
@@ -141,7 +144,7 @@ class ServesLazy(_Base):
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
         """Advance the request's grammar; false ends the request."""
         structured: Any = request.structured_output_request
-        if self._draft_room and structured is not None and type(grammar := _grammar_of(request)) is LazyGrammar:
+        if self._draft_room and structured is not None and isinstance(grammar := _grammar_of(request), LazyGrammar):
             grammar.judge_drafts(new_token_ids)
         if not self._is_unreasoned or structured is None or not new_token_ids:
             # Reasoning would go on without its grammar being asked.

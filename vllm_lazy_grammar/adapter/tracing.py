@@ -173,6 +173,10 @@ class TracedGrammar(LazyGrammar):
         seconds, waited = time.perf_counter() - begin, trace.joined_seconds - joined
         self._note(partial(_filled, row=row, seconds=seconds, waited=waited, spent=spent))
 
+    def _fill_at_once(self, *_: object) -> bool:
+        """No: what each row costs and leaves is noted as it is made."""
+        return False
+
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         """Judge the proposer's drafts, and note those that will be tried."""
         kept = super().validate_tokens(tokens)
