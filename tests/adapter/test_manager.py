@@ -502,6 +502,20 @@ def test_reasoning_ends_while_there_is_time_for_what_is_owed(thinking, xargs, en
         assert json.loads(text.rpartition("</think>")[2].rpartition("<tool_call>")[2])["a"] in (1, 2)
 
 
+def test_neither_the_reasoning_nor_its_end_counts_for_force_after(thinking):
+    options = {"grammar_mandatory": 1, "grammar_force_after": 2}
+    request = thinking.request({**CALL, **options}, json=SCHEMA, max_tokens=2000)
+    thinking.ready(request).session._compile.result()
+    assert thinking.accept(request, "hm hm hm")
+    assert thinking.accept(request, "</think>")
+    (word,) = thinking.ids("hm")
+    for _ in range(2):
+        assert word in allowed(thinking, request)
+        request.append_output_token_ids([word])
+        assert thinking.manager.accept_tokens(request, [word])
+    assert word not in allowed(thinking, request)
+
+
 def test_a_marker_of_several_tokens_goes_on_from_what_is_written():
     from vllm_lazy_grammar.adapter.grammar import Reasoning
 

@@ -181,7 +181,9 @@ class ServesLazy(_Base):
         bounds = super()._get_constraint_bounds(request, spec_tokens, *committed, **named)
         start = bounds.grammar_start
         ends_here = 0 < start == bounds.constraint_start <= len(spec_tokens)
-        if ends_here and _has_gate(request.structured_output_request):
+        structured: Any = request.structured_output_request
+        if ends_here and _has_gate(structured):
+            structured.grammar.session.behind_reasoning()
             return bounds._replace(grammar_start=start - 1)
         return bounds
 

@@ -74,6 +74,7 @@ class AwaitingRows:
         self._tokens = IdSet(triggers.token_ids, size)
         self._nothing = IdSet((), size)
         self._refusals = Refusals(vocabulary, trie, triggers, inside, compile_.key, rows)
+        self._uncounted = 0
         self._ways: WaysIn | None = None
         if self._spec.mandatory and triggers.forcible:
             self._ways = WaysIn(trie, [way.data for way in triggers.forcible if way.token is None])
@@ -114,10 +115,14 @@ class AwaitingRows:
             way += trigger - _STRADDLES
         return Pressed(max(way, 0))
 
+    def behind_reasoning(self) -> None:
+        """The first token that the gate observes ends the reasoning: it is not counted."""
+        self._uncounted = 1
+
     def is_forced(self, gate: Gate) -> bool:
         """Whether as much was written as may come before a call that is owed."""
         after = self._spec.force_after
-        return after is not None and gate.observed >= after
+        return after is not None and gate.observed - self._uncounted >= after
 
     def fill(self, gate: Gate, row: Row, *, must_call: bool, pressed: Pressed | None = None) -> bool:
         """Write the mask of the next token; the gate awaits.

@@ -81,6 +81,11 @@ class Masks:
         self._stops.allow(row)
         return True
 
+    def behind_reasoning(self) -> None:
+        """The first token observed ends the reasoning: `force_after` does not count it."""
+        if self._awaiting is not None:
+            self._awaiting.behind_reasoning()
+
     def is_forced(self, gate: Gate) -> bool:
         """Whether a call that is owed must begin now."""
         return self._awaiting is not None and self._awaiting.is_forced(gate)

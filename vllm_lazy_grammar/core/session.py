@@ -135,6 +135,10 @@ class Session:
         """Back to the start, gate included."""
         self.rollback(len(self._walk))
 
+    def behind_reasoning(self) -> None:
+        """The first token offered is the one that ends the reasoning: the gate sees it, and `force_after` does not count it."""
+        self._masks.behind_reasoning()
+
     def validate(self, tokens: Sequence[int]) -> list[int]:
         """The longest prefix of `tokens` that would be accepted; offers none of them for good.
 
