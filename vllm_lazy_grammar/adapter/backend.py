@@ -98,6 +98,7 @@ class LazyBackend(StructuredOutputBackend):
             self.vocabulary.row_words,
             limit_bytes=settings.grammar_cache_mb * _MB,
             top_k=settings.prewarm_top_k if settings.prewarm else 0,
+            on_warm=_warmed,
         )
         self.bound = BlankBound(self.vocabulary, settings.whitespace_bound)
         self.trie = byte_trie.ByteTrie(self.vocabulary)
@@ -223,6 +224,13 @@ class LazyBackend(StructuredOutputBackend):
     def destroy(self) -> None:
         """End the worker; what has not started never starts."""
         self.worker.close()
+
+
+def _warmed(compile_: Compile) -> None:
+    key = compile_.key
+    logger.debug(
+        "Grammar %s %.60r: %d rows warmed of %d asked for", key.kind, key.source, compile_.warmed, compile_.asked
+    )
 
 
 def _look_ahead(held: weakref.ref[Session], compiled: Future[Any]) -> None:
