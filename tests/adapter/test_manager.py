@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import threading
+import weakref
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -38,7 +41,7 @@ class Engine:
         self.tokenizer = self.manager.tokenizer
         self.backend, self.requests = backend, {}
 
-    def request(self, xargs=None, max_tokens=99, min_tokens=0, **structured):
+    def request(self, xargs=None, max_tokens=99, min_tokens=0, generation=None, **structured):
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
         from vllm.v1.request import Request
 
@@ -47,7 +50,7 @@ class Engine:
         sampling = SamplingParams(
             max_tokens=max_tokens, min_tokens=min_tokens, structured_outputs=params, extra_args=xargs
         )
-        sampling.update_from_generation_config({}, self.tokenizer.eos_token_id)
+        sampling.update_from_generation_config(generation or {}, self.tokenizer.eos_token_id)
         request = Request(f"r{len(self.requests)}", [1], sampling, None)
         self.manager.grammar_init(request)
         self.requests[request.request_id] = request
@@ -70,6 +73,15 @@ class Engine:
             if not self.manager.accept_tokens(request, [token]):
                 return False
         return True
+
+    def compile_of(self, title):
+        """The compile of the schema with this title."""
+        (found,) = [c for key, c in self.manager.backend.store._table.items() if f'"{title}"' in key.source]
+        return found
+
+    def drained(self):
+        """Wait until the worker has done everything; it has one thread."""
+        self.manager.backend.worker.submit(lambda: None, 99).result()
 
     def rows(self, *requests):
         found = self.manager.grammar_bitmask(self.requests, [r.request_id for r in requests], {})
@@ -171,6 +183,66 @@ def test_a_request_that_ends_gives_its_grammar_back_and_says_what_the_gate_did(e
     assert "fired at token" in line
     assert "by word:<x>" in line
     assert "compile" in line
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """The debug lines."""
+    from vllm_lazy_grammar.adapter import grammar
+
+    lines = []
+    monkeypatch.setattr(grammar.logger, "debug", lambda text, *args: lines.append(text % args))
+    return lines
+
+
+def over(engine, request, told):
+    """The one line that tells what became of the request."""
+    request.structured_output_request.grammar.finish()
+    (line,) = [line for line in told if line.startswith(f"Request {request.request_id} ")]
+    return line
+
+
+def test_a_request_whose_trigger_fired_before_the_compile_was_there_says_how_long_the_engine_waited(
+    engine, told, monkeypatch
+):
+    with ExitStack() as stack:
+        stack.enter_context(engine.manager.backend.worker.held())
+        request = engine.request(LAZILY, json={**SCHEMA, "title": "waited for"})
+        compile_ = engine.compile_of("waited for")
+        result = compile_.result
+        monkeypatch.setattr(compile_, "result", lambda: (stack.close(), result())[1])  # let go once the step waits
+        assert engine.accept(request, "<x>")
+        assert (engine.rows(request) != -1).any()
+    line = over(engine, request, told)
+    assert re.search(r"; compile [0-9.]+ ms, the engine waited [0-9.]+ ms for it$", line)
+    assert not line.endswith("waited 0.0 ms for it")
+
+
+def test_an_eager_request_says_that_its_compile_was_waited_for_outside_the_batch(engine, told):
+    request = engine.request(json=SCHEMA)
+    engine.ready(request)
+    engine.rows(request)
+    assert re.search(r" finished: eager; compile [0-9.]+ ms, outside the batch$", over(engine, request, told))
+
+
+def test_a_request_that_its_grammar_ended_says_why(engine, told, monkeypatch):
+    request = engine.request(json=SCHEMA)
+    grammar = engine.ready(request)
+
+    def fail(_):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(grammar.session, "accept", fail)
+    assert not engine.accept(request, "{")
+    (line,) = [line for line in told if line.startswith(f"Request {request.request_id} ")]
+    assert " finished: ended: RuntimeError: broken on purpose; compile " in line
+
+
+def test_a_debug_line_says_how_many_rows_were_warmed_of_those_asked_for(engine, told):
+    engine.request(regex="warm[ab]")
+    (compile_,) = [c for key, c in engine.manager.backend.store._table.items() if key.source == "warm[ab]"]
+    assert compile_.join_rows() == compile_.warmed == 5
+    assert [line for line in told if "warm[ab]" in line] == ["Grammar regex 'warm[ab]': 5 rows warmed of 5 asked for"]
 
 
 def test_the_end_of_a_request_is_told_although_vllm_still_holds_it(engine, monkeypatch):
@@ -373,6 +445,126 @@ def test_what_requests_share_is_built_before_the_first_of_them_and_its_worker_st
 
 def test_an_engine_with_another_backend_builds_nothing_of_ours():
     assert Engine("xgrammar").manager.backend is None
+
+
+# -- what requests leave, settings, stop ids ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """With one thread on its worker, so that it can be waited for; and every setting that the engine's side reads."""
+    made = Engine(additional_config={"lazy_grammar": SET})
+    yield made
+    made.manager.clear_backend()
+
+
+SET = {
+    "whitespace_bound": 3,
+    "prewarm_top_k": 2,
+    "grammar_cache_mb": 7,
+    "row_cache_mb": 2,
+    "trigger_timeout_ms": 11,
+    "threads": 1,
+}
+
+
+@pytest.mark.parametrize("xargs", [None, LAZILY])
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_b3_an_abort_before_during_or_after_the_compile_leaves_nothing(alone, monkeypatch, xargs, when):
+    backend, title = alone.manager.backend, f"{when} {xargs is None}"
+    begun, go = threading.Event(), threading.Event()
+    original = backend.engine.compile
+    monkeypatch.setattr(backend.engine, "compile", lambda key: (begun.set(), go.wait(60), original(key))[2])
+    with ExitStack() as stack:
+        if when == "before":
+            stack.enter_context(backend.worker.held())
+        request = alone.request(xargs, json={**SCHEMA, "title": title})
+        compile_ = alone.compile_of(title)
+        if when != "before":
+            assert begun.wait(60)
+        if when == "after":
+            go.set()
+            alone.drained()
+            assert alone.ready(request).session is not None
+        kept = [weakref.ref(request), weakref.ref(request.structured_output_request._grammar)]
+        del alone.requests[request.request_id], request
+        gc.collect()
+        assert compile_.holders == 0
+    go.set()
+    alone.drained()
+    gc.collect()
+    assert (compile_.holders, [ref() for ref in kept]) == (0, [None, None])
+    assert begun.is_set() == (when != "before")
+
+
+def test_every_setting_of_the_engines_side_reaches_what_it_sets(alone):
+    backend = alone.manager.backend
+    assert backend.bound.bound == SET["whitespace_bound"]
+    assert (backend.store.top_k, backend.store._limit) == (SET["prewarm_top_k"], SET["grammar_cache_mb"] << 20)
+    assert backend.rows.limit_bytes == SET["row_cache_mb"] << 20
+    assert backend.worker._threads == SET["threads"]
+    session = alone.request(LAZILY, json=SCHEMA).structured_output_request.grammar.session
+    assert session._walk.gate._timeout_s == SET["trigger_timeout_ms"] / 1000
+
+
+def test_the_settings_bound_blanks_and_rows_that_are_made_ahead(alone):
+    request = alone.request(json={**SCHEMA, "title": "bounded"})
+    alone.ready(request)
+    assert alone.compile_of("bounded").join_rows() == SET["prewarm_top_k"]
+    blanks = {
+        token for token, piece in enumerate(alone.manager.backend.vocabulary.pieces) if piece and not piece.strip()
+    }
+    assert alone.accept(request, "{ ")
+    assert blanks & allowed(alone, request)
+    assert alone.accept(request, " ")
+    assert alone.accept(request, " ")
+    assert not blanks & allowed(alone, request)
+
+
+def test_without_prewarm_no_row_is_made_ahead():
+    made = Engine(additional_config={"lazy_grammar": {"prewarm": False}})
+    try:
+        made.ready(made.request(json={**SCHEMA, "title": "cold"}))
+        assert made.compile_of("cold").join_rows() == 0
+        assert len(made.manager.backend.rows) == 0
+    finally:
+        made.manager.clear_backend()
+
+
+def test_the_generation_configs_stop_ids_are_masked_inside_and_allowed_where_it_may_end(engine):
+    (other,) = engine.ids("x")
+    both = {engine.tokenizer.eos_token_id, other}
+    plain, request = (engine.request(regex="a[xy]?b", generation=g) for g in (None, {"eos_token_id": sorted(both)}))
+    for each in (plain, request):
+        engine.ready(each)
+        assert engine.accept(each, "a")
+    assert other in allowed(engine, plain)
+    assert not both & allowed(engine, request)
+    assert engine.accept(request, "b")
+    assert allowed(engine, request) == both
+
+
+def test_what_may_begin_an_answer_is_asked_while_the_grammar_compiles_and_a_trigger_may(engine):
+    from vllm_lazy_grammar.adapter.manager import make_manager
+
+    class Newer:
+        """As vLLM 0.33 asks."""
+
+        def _masked_reasoning_ends(self, request):
+            grammar = request.structured_output_request.grammar
+            return tuple(token for token in self.ends if not grammar.validate_tokens([token]))
+
+    manager = object.__new__(make_manager(Newer))
+    trigger, other = engine.tokenizer.convert_tokens_to_ids(["<|im_start|>", "a"])
+    manager.ends = (trigger, other)
+    with engine.manager.backend.worker.held():
+        request = engine.request(
+            {**LAZILY, "grammar_triggers": [f"token:{trigger}"]}, json={**SCHEMA, "title": "asked"}
+        )
+        grammar = request.structured_output_request.grammar
+        assert manager._masked_reasoning_ends(request) == ()
+        assert grammar.validate_tokens([trigger]) == []
+        assert grammar.session.trace.joined_seconds == 0
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------

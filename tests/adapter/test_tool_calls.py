@@ -295,6 +295,12 @@ def test_a_custom_tool_and_a_namespace_are_functions_as_the_model_is_shown_them(
     assert "home__lamp" in written
 
 
+def test_a_hosted_tool_can_not_be_chosen(serving):
+    flat = [{"type": "function", **BOTH[0]["function"]}, {"type": "web_search_preview"}]
+    with refused("only functions and allowed_tools can be chosen here"):
+        adjusted(serving(), respond({"type": "web_search_preview"}, tools=flat))
+
+
 # -- mistakes --------------------------------------------------------------------------------------------------------
 
 BROKEN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}

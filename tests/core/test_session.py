@@ -193,6 +193,20 @@ def test_a_firing_accept_never_waits_for_a_compile(held):
     assert session.num_history_steps == 2
 
 
+def test_whether_a_lone_trigger_token_opens_the_grammar_is_answered_without_its_compile(held):
+    session = held.session("<call>a", f"token:{SMALL_CALL}")
+    held.engine.waiting.wait()
+    assert [session.opens(token) for token in (SMALL_CALL, *ids("a"), SMALL_END, SMALL_SIZE)] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert session.validate([SMALL_CALL]) == []
+    assert (session.phase, session.num_offered, session.buffer) == (Phase.AWAITING, 0, b"")
+    held.engine.release()
+    session._compile.result()
+    assert not session.opens(SMALL_CALL)
+    assert session.validate([SMALL_CALL]) == [SMALL_CALL]
+
+
 def test_a_lazy_requests_rows_before_its_trigger_join_no_compile(held):
     session = held.session(DIGITS, "word:<t>")
     held.engine.waiting.wait()

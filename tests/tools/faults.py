@@ -68,6 +68,9 @@ def like_json(text):
 REPAIRED = {"apertus"}
 """Families whose fault a later vLLM has repaired."""
 
+LATER = "step5"
+"""A parser that only this later vLLM has."""
+
 WHOLE = {
     "cohere_command3": has_arguments,
     "cohere_command4": has_arguments,

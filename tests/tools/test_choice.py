@@ -12,6 +12,7 @@ from tests.tools.rendering import answer_text
 from vllm_lazy_grammar.core.triggers import Trigger, Triggers
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.tools.choice import MAX_TOOLS, CallSettings, Wanted, beside, choose, read_choice, read_tools
+from vllm_lazy_grammar.tools.presets import catalogue
 
 CITY = {
     "type": "object",
@@ -334,19 +335,27 @@ QUOTED = [
     "The marker '{}' opens it.",
     "See `{}foo`.",
     'He typed "{} and so on"',
+    "Two of them: `{0}` and '{0}'.",
+    'Not "{0}", and not `{0}` either.',
+    "- `{}`\n- next",
+    "('{}')",
+    "é `{}` 日本",
 ]
+LEADS = ["", "x ", "Well, ", "Hm.\n", "1. "]
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["hermes", "qwen3_coder", "jamba", "granite-20b-fc", "hunyuan_a13b", "phi4_mini_json", "olmo3", "minicpm5", "dots"],
-)
+def is_quotable(preset):
+    return preset.trigger.openers and not preset.trigger.quoted
+
+
+@pytest.mark.parametrize("family", sorted(name for name, each in catalogue().families.items() if is_quotable(each)))
 def test_t11_a_quoted_marker_that_is_no_token_is_prose(family):
     preset, vocabulary = preset_of(family), walking.byte_vocabulary()
     choice = choose(read_tools([tool("get", CITY)]), Wanted(), preset, is_token=lambda _: False)
     for opener in preset.trigger.openers:
-        for i in range(50):
-            text = "x " * (i // len(QUOTED)) + QUOTED[i % len(QUOTED)].format(opener) + " More prose."
+        texts = [lead + quoted.format(opener) + " More prose." for lead in LEADS for quoted in QUOTED]
+        assert len(texts) == 50
+        for text in texts:
             assert walking.follow(choice, vocabulary, tokens_of(vocabulary, text)).starts == [], text
         plain = walking.follow(choice, vocabulary, tokens_of(vocabulary, f"So: {opener}"))
         assert plain.starts == [len("So: ")]
@@ -374,6 +383,31 @@ def test_beside_a_format_there_are_calls_or_an_answer_in_it_and_nothing_else(tex
     key = beside(NUMBER, choice_for("hermes", TOOLS).grammar, 2)
     matcher = walking.matcher(key)
     assert (matcher.accept_string(text) and matcher.is_completed()) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ('{"name": "get", "parameters": {"city": "Paris", "days": 3}}', True),
+        ('{"name": "Ann", "age": 7}', True),
+        ('{"name": "get", "age": 7}', True),
+        ('{"name": "get", "parameters": {"city": "Paris"}}', False),
+        ('{"name": "Ann", "parameters": {"city": "Paris", "days": 3}}', False),
+        ("so", False),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 3, 7, 100])
+def test_a_call_and_a_format_that_both_begin_with_a_brace_are_told_apart_by_what_follows(text, whole, step):
+    person = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    other = json.dumps({"type": "json_schema", "json_schema": person})
+    matcher = walking.matcher(beside(other, choice_for("llama3_json", [tool("get", CITY)]).grammar, 1))
+    parts = [text[i : i + step] for i in range(0, len(text), step)]
+    assert (all(matcher.accept_string(part) for part in parts) and matcher.is_completed()) == whole
 
 
 def test_under_none_a_name_that_the_format_can_not_carry_is_left_out():

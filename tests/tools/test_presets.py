@@ -7,9 +7,10 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from tests.tools import stock
+from tests.tools import stock, walking
 from tests.tools.test_recorded import DOCUMENT
 from vllm_lazy_grammar.errors import SettingsError
+from vllm_lazy_grammar.tools.choice import Wanted, choose, read_tools
 from vllm_lazy_grammar.tools.presets import catalogue, configs_folder, read_preset
 
 NAMES_0_32 = [
@@ -185,4 +186,15 @@ def test_of_two_formats_of_one_parser_the_tokenizer_decides():
 def test_the_example_in_the_readme_is_a_preset():
     text = (configs_folder() / "README.md").read_text("utf-8")
     (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    assert read_preset("README.md", example).call.forms
+    preset = read_preset("README.md", example)
+    parameters = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]}
+    tools = read_tools([{"type": "function", "function": {"name": "get", "parameters": parameters}}])
+    grammar = choose(tools, Wanted(), preset, is_token=preset.markers.__contains__).grammar
+    for text, whole in (
+        ('<call>get {"days": 3}</call>', True),
+        ('<call> get {"days": 3}</call>', True),
+        ('<call>get {"days": "x"}</call>', False),
+        ('<call>got {"days": 3}</call>', False),
+    ):
+        matcher = walking.matcher(grammar)
+        assert (matcher.accept_string(text) and matcher.is_completed()) == whole, text

@@ -117,6 +117,7 @@ class LazyBackend(StructuredOutputBackend):
             limit_bytes=settings.grammar_cache_mb * _MB,
             top_k=settings.prewarm_top_k if settings.prewarm else 0,
             dispatcher=Dispatcher(self.trie, plan_of, self._note_wait) if settings.dispatch else None,
+            on_warm=_warmed,
         )
         self.bound = BlankBound(self.vocabulary, settings.whitespace_bound)
         self.endings = EndingsStore(self.vocabulary, self.trie, self.worker) if settings.budget else None
@@ -243,6 +244,13 @@ class LazyBackend(StructuredOutputBackend):
         self.worker.close()
         if self.tracing is not None:
             self.tracing.close()
+
+
+def _warmed(compile_: Compile) -> None:
+    key = compile_.key
+    logger.debug(
+        "Grammar %s %.60r: %d rows warmed of %d asked for", key.kind, key.source, compile_.warmed, compile_.asked
+    )
 
 
 def _look_ahead(held: weakref.ref[Session], compiled: Future[Any]) -> None:

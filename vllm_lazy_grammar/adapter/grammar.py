@@ -58,6 +58,7 @@ class LazyGrammar(StructuredOutputGrammar):
 
     Attributes:
         spent: tokens of the answer before the next row. Set before each step; where nobody does there is no budget.
+        is_asked_to_begin: `validate_tokens` is asked what the answer could begin with, not about drafts.
     """
 
     def __init__(self, request: GrammarRequest, session: Session, hold: Hold, rows_of: RowsOf) -> None:
@@ -72,6 +73,7 @@ class LazyGrammar(StructuredOutputGrammar):
         self._is_told = False
         self._reasoning: Reasoning | None = None
         self.spent = -NO_BUDGET
+        self.is_asked_to_begin = False
         self._finalizer = weakref.finalize(self, _finished, request.request_id, session.trace, hold)
         self._finalizer.atexit = False
 
@@ -130,6 +132,8 @@ class LazyGrammar(StructuredOutputGrammar):
         if self.fault is not None:
             return []
         try:
+            if self.is_asked_to_begin and len(tokens) == 1 and self.session.opens(tokens[0]):
+                return tokens
             return self.session.validate(tokens)
         except FAULTS as error:
             self._fail(error)

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.v1.request import RequestStatus
 
@@ -186,6 +186,18 @@ class ServesLazy(_Base):
             structured.grammar.session.behind_reasoning()
             return bounds._replace(grammar_start=start - 1)
         return bounds
+
+    def _masked_reasoning_ends(self, request: Request) -> Any:
+        """The tokens that may not end the reasoning; vLLM 0.33 asks once a request, maybe while its grammar still compiles."""
+        structured: Any = request.structured_output_request
+        grammar, base = structured.grammar, cast("Any", super())
+        if not isinstance(grammar, LazyGrammar):
+            return base._masked_reasoning_ends(request)  # noqa: SLF001 -- the method that this one stands for
+        grammar.is_asked_to_begin = True
+        try:
+            return base._masked_reasoning_ends(request)  # noqa: SLF001 -- as above
+        finally:
+            grammar.is_asked_to_begin = False
 
     def _fill_bitmasks(self, batch: Iterable[Any]) -> None:
         rows = list(batch)

@@ -164,6 +164,23 @@ class Session:
             self.rollback(len(self._walk) - offered)
         return kept
 
+    def opens(self, token: int) -> bool:
+        """Whether this token alone would fire while the grammar still compiles; moves nothing and joins no compile.
+
+        `validate` refuses such a token, since nobody may draft what a step would have to wait for; whoever asks what the request could begin
+        with is answered here, from the trigger.
+        """
+        if self._compile.ready or self._walk.at.phase is not _AWAITING:
+            return False
+        try:
+            if not self.accept(token):
+                return False
+        except LazyGrammarError:
+            return False
+        fired = self._walk.at.phase is _PENDING
+        self.rollback(1)
+        return fired
+
     def draft(self, limit: int, ahead: Sequence[int] = ()) -> list[int]:
         """Tokens that are likely to come next, as the grammar knows; moves nothing and joins no compile.
 
