@@ -214,7 +214,7 @@ def test_a_request_whose_trigger_fired_before_the_compile_was_there_says_how_lon
         assert engine.accept(request, "<x>")
         assert (engine.rows(request) != -1).any()
     line = over(engine, request, told)
-    assert re.search(r"; compile [0-9.]+ ms, the engine waited [0-9.]+ ms for it$", line)
+    assert re.search(r"; compile [0-9.]+ ms by xgrammar, the engine waited [0-9.]+ ms for it$", line)
     assert not line.endswith("waited 0.0 ms for it")
 
 
@@ -222,7 +222,7 @@ def test_an_eager_request_says_that_its_compile_was_waited_for_outside_the_batch
     request = engine.request(json=SCHEMA)
     engine.ready(request)
     engine.rows(request)
-    assert re.search(r" finished: eager; compile [0-9.]+ ms, outside the batch$", over(engine, request, told))
+    assert re.search(r" finished: eager; compile [0-9.]+ ms by xgrammar, outside the batch$", over(engine, request, told))
 
 
 def test_a_request_that_its_grammar_ended_says_why(engine, told, monkeypatch):
@@ -235,7 +235,7 @@ def test_a_request_that_its_grammar_ended_says_why(engine, told, monkeypatch):
     monkeypatch.setattr(grammar.session, "accept", fail)
     assert not engine.accept(request, "{")
     (line,) = [line for line in told if line.startswith(f"Request {request.request_id} ")]
-    assert " finished: ended: RuntimeError: broken on purpose; compile " in line
+    assert "RuntimeError: broken on purpose; compile " in line.partition(" finished: ended: ")[2]
 
 
 def test_a_debug_line_says_how_many_rows_were_warmed_of_those_asked_for(engine, told):
