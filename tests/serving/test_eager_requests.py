@@ -240,3 +240,10 @@ def test_below_min_tokens_a_lazy_requests_prose_goes_on(server):
         extra_body={**body, "vllm_xargs": {**body["vllm_xargs"], "wishes": [2] * 20}},
     )
     assert answer.usage.completion_tokens == 13
+
+
+def test_what_xgrammar_can_not_express_another_engine_holds(server):
+    schema = {"type": "integer", "multipleOf": 7, "minimum": 100, "maximum": 999}
+    said = chat(server, "Say a number.", lazy({"json": schema}))
+    assert int(said.text) % 7 == 0, said
+    assert said.finish == "stop"
