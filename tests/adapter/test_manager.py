@@ -222,7 +222,9 @@ def test_an_eager_request_says_that_its_compile_was_waited_for_outside_the_batch
     request = engine.request(json=SCHEMA)
     engine.ready(request)
     engine.rows(request)
-    assert re.search(r" finished: eager; compile [0-9.]+ ms by xgrammar, outside the batch$", over(engine, request, told))
+    assert re.search(
+        r" finished: eager; compile [0-9.]+ ms by xgrammar, outside the batch$", over(engine, request, told)
+    )
 
 
 def test_a_request_that_its_grammar_ended_says_why(engine, told, monkeypatch):

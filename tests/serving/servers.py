@@ -46,6 +46,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_LOGGING_LEVEL": "INFO",
 }
 
 

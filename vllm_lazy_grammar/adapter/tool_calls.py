@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 _MB = 1 << 20
 _BUDGETS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_OURS = "_lazy_grammar_tools"
-"""Set on a structured output that was written here, so that a request which is rendered again is left alone."""
+
+
+class WrittenHere(StructuredOutputsParams):
+    """A structured output that was written here, so that a request which is rendered again is left alone. A class, since vLLM copies by fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +191,12 @@ class ToolCalls:
 
 def is_written(request: Any) -> bool:
     """Whether this was done to the request before: some requests are rendered twice."""
-    return getattr(request.structured_outputs, _OURS, False)
+    return isinstance(request.structured_outputs, WrittenHere)
 
 
 def write(request: Any, made: Made) -> None:
     """Put it into the request, in place, where vLLM's own constraints on the answer would stand."""
-    structured = StructuredOutputsParams(**{made.key.kind: made.key.source})
-    setattr(structured, _OURS, True)
-    request.structured_outputs = structured
+    request.structured_outputs = WrittenHere(**{made.key.kind: made.key.source})
     if hasattr(request, "response_format"):
         request.response_format = None
     else:
