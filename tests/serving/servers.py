@@ -164,7 +164,7 @@ ASYNC = Flags(
     args=(*LAZY.args, "--async-scheduling", *_WISHING),
     env=(_PLUGINS, ("VLLM_PLUGINS", "lazy_grammar,lazy_grammar_test_async")),
 )
-API_SERVERS_2 = Flags(args=(*LAZY.args, "--api-server-count", "2", *_WISHING))
+API_SERVERS_2 = Flags(args=(*LAZY.args, "--api-server-count", "2", "--enable-log-requests", *_WISHING))
 _TWO_CORES = (("VLLM_CPU_OMP_THREADS_BIND", "0|1"),)
 DATA_PARALLEL_2 = Flags(args=(*LAZY.args, "--data-parallel-size", "2", *_WISHING), env=_TWO_CORES)
 TENSOR_PARALLEL_2 = Flags(model="dummy", args=(*LAZY.args, "--tensor-parallel-size", "2"), env=_TWO_CORES)
