@@ -425,6 +425,7 @@ def near_its_end(shop, source):
     return session
 
 
+@pytest.mark.slow
 def test_the_endings_of_all_grammars_together_are_bounded(shop):
     store = EndingsStore(shop.vocabulary, shop.trie, limit_bytes=1 << 21)
     made = [shop.engine.compile(GrammarKey("grammar", each)) for each in grammars(60)]
@@ -438,6 +439,7 @@ def test_the_endings_of_all_grammars_together_are_bounded(shop):
     assert store.get(made[-1], frozenset()).get() is endings
 
 
+@pytest.mark.slow
 def test_nothing_of_a_grammar_remains_once_its_requests_are_over_and_it_is_dropped():
     vocabulary = small_vocabulary()
     shop = Workshop(engine=XgrammarEngine(vocabulary, max_threads=1), kept=0)
