@@ -53,6 +53,15 @@ def window(engine, request, drafts):
     return np.array(engine.manager.grammar_bitmask(engine.requests, [name], {name: drafts}))[: len(drafts) + 1]
 
 
+def window_by_vllm(engine, request, drafts):
+    """The same rows, by vLLM's own loop."""
+    engine.manager._is_plain = False
+    try:
+        return window(engine, request, drafts)
+    finally:
+        engine.manager._is_plain = True
+
+
 def allows(row, token):
     return bool(row[token // 32] >> (token % 32) & 1)
 
@@ -109,11 +118,7 @@ def test_rows_straight_from_the_sessions_equal_those_that_vllm_lays_out(engine, 
         drafts = engine.manager.validate_tokens(request, engine.ids(text))[:8]
         offered = [*drafts[: 8 - len(padding)], *padding]
         fast = window(engine, request, offered)
-        engine.manager._is_plain = False
-        try:
-            slow = window(engine, request, offered)
-        finally:
-            engine.manager._is_plain = True
+        slow = window_by_vllm(engine, request, offered)
         np.testing.assert_array_equal(fast, slow)
         assert len(fast) == len(offered) + 1
         if drafts:
@@ -129,11 +134,7 @@ def test_a_draft_that_the_grammar_refuses_leaves_the_rows_behind_it_as_they_are_
     session = engine.ready(request).session
     drafts = [*engine.ids("{"), *engine.ids("b"), *engine.ids("b")]
     fast = window(engine, request, drafts)
-    engine.manager._is_plain = False
-    try:
-        slow = window(engine, request, drafts)
-    finally:
-        engine.manager._is_plain = True
+    slow = window_by_vllm(engine, request, drafts)
     np.testing.assert_array_equal(fast, slow)
     assert session.num_offered == 0
     np.testing.assert_array_equal(fast[2], fast[1])

@@ -134,6 +134,17 @@ def fill_ahead(matcher: Matcher, tokens: Sequence[int], rows: Rows) -> list[bool
     return complete
 
 
+def certain_by_steps(matcher: Matcher, row: Row, limit: int) -> bytes:
+    """`Matcher.certain`, one byte after the other on a copy; `row` is overwritten."""
+    walker, text = matcher.fork(), bytearray()
+    while len(text) < limit and not walker.is_completed():
+        nexts = walker.next_bytes(row)
+        if len(nexts) != 1 or not walker.accept_bytes(nexts):
+            break
+        text += nexts
+    return bytes(text)
+
+
 class CompiledGrammar(Protocol):
     """A grammar compiled for one vocabulary; immutable, shared between requests and threads."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import glrmask
 import numpy as np
 
-from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT
+from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT, certain_by_steps
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 from vllm_lazy_grammar.engines import limits, schemas, sources
 from vllm_lazy_grammar.engines.single_bytes import SingleBytes
@@ -146,13 +146,7 @@ class GlrmaskMatcher:
 
     def certain(self, limit: int = CERTAIN_LIMIT) -> bytes:
         """The bytes that must come next, at most `limit` of them."""
-        walker, text = self.fork(), bytearray()
-        while len(text) < limit and not walker.is_completed():
-            nexts = walker.next_bytes(self._mask())
-            if len(nexts) != 1 or not walker.accept_bytes(nexts):
-                break
-            text += nexts
-        return bytes(text)
+        return certain_by_steps(self, self._grammar.new_row(), limit)
 
     def next_bytes(self, row: Row) -> bytes:
         """Each byte that may come next, ascending. `row` is overwritten."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import llguidance
 import numpy as np
 
-from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT
+from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT, certain_by_steps
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS, Vocabulary
 from vllm_lazy_grammar.engines import limits, schemas, sources
 from vllm_lazy_grammar.engines.single_bytes import SingleBytes
@@ -39,6 +39,8 @@ _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _NOTHING = "NoExtension"
 """In llguidance's error where no token may come and the text may not end."""
 _REASON_LENGTH = 300
+_NO_ROW = np.empty(0, np.int32)
+"""`next_bytes` needs none: the matcher has a row of its own."""
 _WALKED = frozenset({"regex", "grammar"})
 """Kinds that llguidance may give up on the way: ``(a{1,129}){1,129}`` after some hundred bytes, each of which took 8 ms at most."""
 _WALK = 256
@@ -174,13 +176,7 @@ class GuidanceMatcher:
 
     def certain(self, limit: int = CERTAIN_LIMIT) -> bytes:
         """The bytes that must come next, at most `limit` of them."""
-        walker, text = self.fork(), bytearray()
-        while len(text) < limit and not walker.is_completed():
-            nexts = walker.next_bytes(None)
-            if len(nexts) != 1 or not walker.accept_bytes(nexts):
-                break
-            text += nexts
-        return bytes(text)
+        return certain_by_steps(self, _NO_ROW, limit)
 
     def next_bytes(self, row: Row | None) -> bytes:  # noqa: ARG002 -- the protocol: the row is not needed
         """Each byte that may come next, ascending."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT, fill_ahead
+from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT, certain_by_steps, fill_ahead
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS
 
 if TYPE_CHECKING:
@@ -183,21 +183,12 @@ class XgrammarMatcher:
         xgrammar's own search knows no bound and never returns from a grammar that is certain of its text for ever.
         """
         if not self._grammar.finite:
-            return self._certain_by_steps(limit)
+            return certain_by_steps(self, self._grammar.new_row(), limit)
         try:
             text: str = self._matcher.find_jump_forward_string()
         except UnicodeDecodeError as half:  # it ends inside a character, which is no text to xgrammar
             return half.object[:limit]
         return text.encode()[:limit]
-
-    def _certain_by_steps(self, limit: int) -> bytes:
-        walker, row, text = self.fork(), self._grammar.new_row(), bytearray()
-        while len(text) < limit and not walker.is_completed():
-            nexts = walker.next_bytes(row)
-            if len(nexts) != 1 or not walker.accept_bytes(nexts):
-                break
-            text += nexts
-        return bytes(text)
 
     def next_bytes(self, row: Row) -> bytes:
         """Each byte that may come next, ascending; empty too where a token named by id may. `row` is overwritten."""
