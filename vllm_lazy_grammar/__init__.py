@@ -19,7 +19,7 @@ from vllm_lazy_grammar.errors import (
     SeamError,
     SettingsError,
 )
-from vllm_lazy_grammar.plugin import register, sampling_params, unregister
+from vllm_lazy_grammar.plugin import register, sampling_params, seams, unregister, vllm_version
 from vllm_lazy_grammar.settings import Settings
 
 __version__ = "0.1.0"
@@ -40,5 +40,7 @@ __all__ = [
     "__version__",
     "register",
     "sampling_params",
+    "seams",
     "unregister",
+    "vllm_version",
 ]

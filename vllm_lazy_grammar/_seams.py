@@ -17,12 +17,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, ModuleType
-from typing import Any, Protocol, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 from vllm_lazy_grammar.errors import SeamError
 
 _STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[([^\]]+)\]")
 _DESCRIPTORS = (staticmethod, classmethod)
+_YES_NO = "no", "yes"
 
 
 class MissingTargetError(LookupError):
@@ -141,7 +142,7 @@ class Accepts:
 
     def fact(self, look: Look) -> str:
         """Whether it has."""
-        return f"{self.target} takes {self.name}: {_yes(self._holds(look))}"
+        return f"{self.target} takes {self.name}: {_YES_NO[self._holds(look)]}"
 
     def complaint(self, look: Look) -> str | None:
         """Says which is missing."""
@@ -160,7 +161,7 @@ class LooksUp:
 
     def fact(self, look: Look) -> str:
         """Whether it does."""
-        return f"{self.target} looks up {self.name}: {_yes(self._holds(look))}"
+        return f"{self.target} looks up {self.name}: {_YES_NO[self._holds(look)]}"
 
     def complaint(self, look: Look) -> str | None:
         """Says which name is not looked up."""
@@ -231,10 +232,6 @@ class Exists:
         return None
 
 
-def _yes(holds: bool) -> str:  # noqa: FBT001  (one argument, named by the function)
-    return "yes" if holds else "no"
-
-
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
@@ -261,6 +258,14 @@ class Seam:
     until: str
     checks: tuple[Check, ...] = ()
     settle: Callable[[], object] | None = None
+
+
+class SeamState(NamedTuple):
+    """A seam's target, what it is needed for, and what of it does not fit: nothing where it holds."""
+
+    target: str
+    why: str
+    complaints: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,10 +330,10 @@ class Table:
             self._restore(bound)
             return bool(bound)
 
-    def holding(self) -> list[tuple[Seam, list[str]]]:
-        """Each seam, in the table's order, and what of it does not fit: nothing where it holds."""
+    def states(self) -> list[SeamState]:
+        """Each seam, in the table's order; nothing is bound for that."""
         with self._lock:
-            return [(seam, list(self._complaints_of(seam))) for seam in self._seams]
+            return [SeamState(str(seam.target), seam.why, list(self._complaints_of(seam))) for seam in self._seams]
 
     def facts(self) -> list[str]:
         """What the checks look at, one line each, in the table's order, without repetitions."""

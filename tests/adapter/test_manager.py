@@ -380,7 +380,7 @@ def ended_near_its_budget(engine, max_tokens, **fields):
     request = engine.request(json=NAMED, max_tokens=max_tokens)
     for field, value in fields.items():
         setattr(request.sampling_params, field, value)
-    engine.ready(request).session._leading._prepared().get()
+    engine.ready(request).session._near_end.leading._prepared().get()
     for token in engine.ids('{"a":"'):
         request.append_output_token_ids([token])
         assert engine.manager.accept_tokens(request, [token])
@@ -397,7 +397,7 @@ def test_stop_strings_change_no_row_since_they_are_matched_in_the_text(engine):
     plain, stopped = (engine.request(json=NAMED, max_tokens=12) for _ in range(2))
     stopped.sampling_params.stop = ['"}', "}"]
     for request in (plain, stopped):
-        engine.ready(request).session._leading._prepared().get()
+        engine.ready(request).session._near_end.leading._prepared().get()
     for text in ('{"', "a", '":', '"', "x", '"}'):
         theirs, same = engine.rows(plain, stopped)
         np.testing.assert_array_equal(theirs, same)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import vllm_lazy_grammar
 from vllm_lazy_grammar._seams import Exists, Parameters, Seam, Table, Target
 from vllm_lazy_grammar.tools.presets import catalogue, configs_folder
 
@@ -89,16 +90,14 @@ def test_a_preset_that_can_not_be_used_is_wrong_input(command, tmp_path):
 
 
 def test_the_doctor_tells_of_a_seam_that_does_not_hold_what_it_found(monkeypatch, command):
-    from vllm_lazy_grammar.cli import doctor
-
     there, gone = Target("json.decoder", "JSONDecoder.decode"), Target("json.decoder", "JSONDecoder.decoded")
     seams = [
         Seam(there, lambda current: current, why="reads", until="never", checks=(Parameters(there, ("self", "s")),)),
         Seam(gone, lambda current: current, why="was here", until="never", checks=(Exists(gone),)),
     ]
     table = Table(seams, version=lambda: "json 1", tested="", ways_out=())
-    monkeypatch.setattr(doctor, "_table", lambda: table)
-    monkeypatch.setattr(doctor, "vllm_version", lambda: "vLLM 9.9")
+    monkeypatch.setattr(vllm_lazy_grammar, "seams", table.states)
+    monkeypatch.setattr(vllm_lazy_grammar, "vllm_version", lambda: "vLLM 9.9")
     result = command("doctor", "--additional-config", '{"lazy_grammar": {"threads": 3}}')
     assert result.exit_code == 1
     assert "vLLM 9.9" in result.output
@@ -111,12 +110,10 @@ def test_the_doctor_tells_of_a_seam_that_does_not_hold_what_it_found(monkeypatch
 
 
 def test_the_doctor_says_that_vllm_is_missing(monkeypatch, command):
-    from vllm_lazy_grammar.cli import doctor
-
     def missing():
         raise ImportError("No module named 'vllm'")
 
-    monkeypatch.setattr(doctor, "_table", missing)
+    monkeypatch.setattr(vllm_lazy_grammar, "seams", missing)
     result = command("doctor")
     assert result.exit_code == 1
     assert "vLLM can not be imported: No module named 'vllm'" in result.output

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.core.dispatching import Pair, Walker, row_of
 from tests.core.kit import VOCABULARY, Workshop, ids
-from vllm_lazy_grammar.core.dispatch import MARK, Call, DispatchGrammar, Plan
+from vllm_lazy_grammar.core.crossing import MARK
+from vllm_lazy_grammar.core.dispatch import Call, DispatchGrammar, Plan
 from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.openings import AmbiguousError, Digits, Openings
 from vllm_lazy_grammar.errors import GrammarError

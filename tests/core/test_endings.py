@@ -342,8 +342,8 @@ def test_endings_are_worked_out_by_the_worker_and_a_step_waits_for_them_only_nea
             assert waited > 0
             assert "{" in texts_left(shop, session, 300)
             assert session.trace.endings_seconds == waited
-        while not session._leading._prepared().ready:
-            session._leading._prepared().wait(1)
+        while not session._near_end.leading._prepared().ready:
+            session._near_end.leading._prepared().wait(1)
         assert texts_left(shop, session, 3) == {"a"}
     finally:
         shop.close()

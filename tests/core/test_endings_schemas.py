@@ -139,7 +139,7 @@ def check_far(session, rows, left, answer):
         answer.same += 1
         answer.far += left > far(answer.needs or 0)
         return
-    leading = session._leading
+    leading = session._near_end.leading
     endings = leading._endings(left)
     assert left <= far(endings.needs(leading._stand(endings, session._walk.at)) + 1)
     answer.changed += 1

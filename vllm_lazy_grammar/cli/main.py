@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import os
 from contextlib import contextmanager
 from pathlib import Path  # noqa: TC003 -- typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import vllm_lazy_grammar
 from vllm_lazy_grammar.cli import show
 from vllm_lazy_grammar.core import story as stories
 from vllm_lazy_grammar.errors import RequestError, SettingsError
@@ -228,11 +230,10 @@ def doctor(
 
 def _tell_vllm(console: Console) -> bool:
     """Print vLLM's version and each seam; whether all hold."""
-    from vllm_lazy_grammar.cli import doctor as looks
-
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        found = looks.seams()
-        console.print(Text(looks.vllm_version(), style="bold"))
+        found = vllm_lazy_grammar.seams()
+        console.print(Text(vllm_lazy_grammar.vllm_version(), style="bold"))
     except ImportError as error:
         console.print(Text(f"vLLM can not be imported: {error}", style="red"))
         return False

@@ -304,7 +304,8 @@ def _entered(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objec
             if firsts[node + 1] < firsts[skips[node]]:
                 if count == len(found):
                     grown = np.empty((2 * count, 2), np.int32)
-                    grown[:count] = found
+                    for i in range(count):  # a slice that is assigned takes numba seconds to compile
+                        grown[i, 0], grown[i, 1] = found[i, 0], found[i, 1]
                     found = grown
                 found[count, 0], found[count, 1] = node, after
                 count += 1

@@ -249,7 +249,8 @@ def _walk(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
                 if after == UNKNOWN:
                     if count == len(asked):
                         grown = np.empty((2 * count, 2), np.int32)
-                        grown[:count] = asked
+                        for i in range(count):  # a slice that is assigned takes numba seconds to compile
+                            grown[i, 0], grown[i, 1] = asked[i, 0], asked[i, 1]
                         asked = grown
                     asked[count, 0], asked[count, 1] = node, path[depth - 1]
                     lacking[path[depth - 1]] = edges[node]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vllm_lazy_grammar.core.journal import Phase
 from vllm_lazy_grammar.core.rows import IdSet, open_row
 from vllm_lazy_grammar.errors import RequestError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.inside import Inside
     from vllm_lazy_grammar.core.journal import Position
     from vllm_lazy_grammar.core.matcher import Row
+    from vllm_lazy_grammar.core.walk import Walk
 
 
 class Masks:
@@ -39,6 +41,15 @@ class Masks:
         self._inside, self._awaiting = inside, awaiting
         self._stops = IdSet(inside.stop_ids, inside.vocabulary.size)
         self._text_stops = sorted(inside.stop_ids - inside.vocabulary.special_ids)
+
+    def fill(self, walk: Walk, row: Row, pressed: Pressed | None = None) -> bool:
+        """The row of where a walk stands; what it holds is to be overwritten where nothing is masked (false)."""
+        at = walk.at
+        if at.phase is Phase.INSIDE:
+            return self.leaving(walk.gate, at, row, pressed) if walk.may_leave else self.held(at, row)
+        if at.phase is Phase.AWAITING:
+            return self.free(walk.gate, row, must_call=walk.must_call, pressed=pressed)
+        return False
 
     def held(self, at: Position, row: Row) -> bool:
         """Inside the grammar: its tokens, and the stop ids where it may end. Returns whether anything is masked.

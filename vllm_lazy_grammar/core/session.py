@@ -15,27 +15,26 @@ from __future__ import annotations
 
 import copy
 import time
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_lazy_grammar.core.dispatch import DispatchMatcher
 from vllm_lazy_grammar.core.journal import Phase
 from vllm_lazy_grammar.core.leading import FIRST, LeadingOut
 from vllm_lazy_grammar.core.masks import Masks
+from vllm_lazy_grammar.core.near_end import NearEnd
 from vllm_lazy_grammar.core.rows import ALL, RowSlot, apply_row, is_allowed, only_allowed
+from vllm_lazy_grammar.core.tentative import Tentative
 from vllm_lazy_grammar.core.walk import Walk
 from vllm_lazy_grammar.core.way_out import way_out
 from vllm_lazy_grammar.core.window import Window
-from vllm_lazy_grammar.errors import LazyGrammarError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from vllm_lazy_grammar.core.awaiting import AwaitingRows, Pressed
+    from vllm_lazy_grammar.core.awaiting import AwaitingRows
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.completion import Outcome
     from vllm_lazy_grammar.core.drafts import Drafts
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
 
 _now = time.perf_counter
-_AWAITING, _PENDING, _INSIDE = Phase.AWAITING, Phase.PENDING, Phase.INSIDE  # an enum's members are slow to look up
+_PENDING, _INSIDE = Phase.PENDING, Phase.INSIDE  # an enum's members are slow to look up
 
 
 class Session:
@@ -83,8 +82,10 @@ class Session:
         self._masks = Masks(inside, awaiting)
         self._slot = RowSlot()
         self.drafts = drafts
-        self._leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
-        self._window = Window(self._walk, inside, self._masks, self._leading)
+        leading = None if endings is None else LeadingOut(endings, inside, compile_, self._walk.trace)
+        self._near_end = NearEnd(self._walk, self._masks, compile_, leading)
+        self._window = Window(self._walk, inside, self._masks, leading)
+        self._tentative = Tentative(self._walk, self._masks, compile_, inside)
 
     @property
     def size(self) -> int:
@@ -148,38 +149,16 @@ class Session:
         Nothing behind a token that ends the turn. Nothing, too, that fires while the grammar still compiles, since the row behind it would
         wait for the compile; a stop id that is masked is refused.
         """
+        self._slot.drop()
         if self._compile.ready:
             self._walk.settle()
         taken = self._window.taken(tokens)
-        if taken is not None:
-            return list(tokens[:taken])
-        kept: list[int] = []
-        offered = len(self._walk)
-        try:
-            for token in tokens:
-                if self._walk.at.phase is Phase.TERMINATED or not self._offered(token):
-                    break
-                kept.append(token)
-        finally:
-            self.rollback(len(self._walk) - offered)
-        return kept
+        return self._tentative.kept(tokens) if taken is None else list(tokens[:taken])
 
     def opens(self, token: int) -> bool:
-        """Whether this token alone would fire while the grammar still compiles; moves nothing and joins no compile.
-
-        `validate` refuses such a token, since nobody may draft what a step would have to wait for; whoever asks what the request could begin
-        with is answered here, from the trigger.
-        """
-        if self._compile.ready or self._walk.at.phase is not _AWAITING:
-            return False
-        try:
-            if not self.accept(token):
-                return False
-        except LazyGrammarError:
-            return False
-        fired = self._walk.at.phase is _PENDING
-        self.rollback(1)
-        return fired
+        """Whether this token alone would fire while the grammar still compiles; moves nothing and joins no compile. See `Tentative.opens`."""
+        self._slot.drop()
+        return self._tentative.opens(token)
 
     def draft(self, limit: int, ahead: Sequence[int] = ()) -> list[int]:
         """Tokens that are likely to come next, as the grammar knows; moves nothing and joins no compile.
@@ -188,54 +167,10 @@ class Session:
             limit: how many, at most.
             ahead: drafts that come before them; nothing is added behind one that the grammar refuses.
         """
-        drafts, walk, start = self.drafts, self._walk, len(self._walk)
-        if drafts is None or limit <= 0 or not drafts.worth:
+        if self.drafts is None or limit <= 0 or not self.drafts.worth:
             return []
-        if self._compile.ready:
-            walk.settle()
-        if walk.at.phase is _INSIDE:
-            drafts.follow(walk.at)
-        found: list[int] = []
-        try:
-            if all(map(self._offered, ahead)):
-                while len(found) < limit and (more := self._next_drafts(drafts, limit - len(found))):
-                    found += more
-        finally:
-            self.rollback(len(walk) - start)
-        return found
-
-    def _next_drafts(self, drafts: Drafts, limit: int) -> list[int]:
-        """The next few drafts, which are accepted here; the caller takes them back."""
-        at = self._walk.at
-        if at.phase is _INSIDE and not at.matcher.is_completed():
-            tokens = drafts.tokens(at, limit)
-        else:
-            token = self._only_token()
-            tokens = [] if token is None else [token]
-        return list(takewhile(self._offered, tokens))
-
-    def _only_token(self) -> int | None:
-        """Outside certain text: the one way on, to the end of the turn or into a trigger that is forced."""
-        walk = self._walk
-        if walk.at.phase is _AWAITING and not (walk.must_call and self._masks.is_forced(walk.gate)):
-            return None
-        return only_allowed(self._row(), self._size) if walk.at.phase in (_AWAITING, _INSIDE) else None
-
-    def _offered(self, token: int) -> bool:
-        """Accept a draft, unless it would end the request with an error, or it or its trigger would wait for a compile: nobody has sampled it."""
-        if token in self._stops and not self._walk.ends(token):
-            return False
-        matcher = self._walk.at.matcher
-        if isinstance(matcher, DispatchMatcher) and matcher.would_wait(token):
-            return False
-        try:
-            taken = self.accept(token)
-        except LazyGrammarError:
-            return False
-        if taken and self._walk.at.phase is _PENDING:
-            self._walk.undo(1)
-            return False
-        return taken
+        self._slot.drop()
+        return self._tentative.drafted(self.drafts, limit, ahead)
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -250,8 +185,8 @@ class Session:
         Returns:
             Whether anything is masked; on false the row is -1 throughout.
         """
-        if remaining is not None and remaining <= FIRST and self._leading is not None:
-            return self._fill_near_end(self._leading, row, remaining, keep=keep)
+        if remaining is not None and remaining <= FIRST and self._near_end.leading is not None:
+            return self._fill_near_end(row, remaining, keep=keep)
         kept = self._slot.copy_to(row) if self._slot.is_kept else None
         if kept is not None:
             return kept
@@ -260,7 +195,7 @@ class Session:
             self._join()
         begin = _now()
         is_held = self._is_eager and walk.at.phase is _INSIDE  # almost every row of an eager request
-        masks = self._masks.held(walk.at, row) if is_held else self._fill(row)
+        masks = self._masks.held(walk.at, row) if is_held else self._masks.fill(walk, row)
         if not masks:
             row.fill(ALL)
         if keep:
@@ -272,50 +207,24 @@ class Session:
         """Write the rows before and behind each of some drafts, moving nothing; false where that has to be asked for token by token. See `Window.fill`."""
         return self._window.fill(rows, drafts, remaining)
 
-    def _fill_near_end(self, leading: LeadingOut, row: Row, remaining: int, *, keep: bool) -> bool:
+    def _fill_near_end(self, row: Row, remaining: int, *, keep: bool) -> bool:
         walk = self._walk
         if remaining == 1 and self._stops and walk.has_called:
             return self._masks.ending(row)
-        pressed = self._pressed(leading, remaining)
+        pressed = self._near_end.pressed(remaining)
         if pressed is None:
             masks = self.fill(row, keep=keep)
-        elif not (masks := self._fill(row, pressed)):
+        elif not (masks := self._masks.fill(walk, row, pressed)):
             row.fill(ALL)
-        at = walk.at
-        return leading.lead(at, row, remaining, masks=masks) if at.phase is _INSIDE else masks
-
-    def _pressed(self, leading: LeadingOut, remaining: int) -> Pressed | None:
-        """What the budget asks for while a trigger may fire: to begin the call that is owed, or to begin none that would not fit."""
-        walk = self._walk
-        if not (walk.at.phase is _AWAITING or walk.may_leave) or not self._compile.ready:
-            return None
-        shortest = leading.shortest(remaining)
-        return None if shortest is None else self._masks.pressed(remaining, shortest, must_call=walk.must_call)
+        return self._near_end.lead(row, remaining, masks=masks)
 
     def look_ahead(self) -> None:
         """Have it worked out how the grammar ends, for a budget that will soon ask; the compile is done."""
-        if self._leading is not None:
-            self._leading.begin()
+        self._near_end.begin()
 
     def owes(self, remaining: int) -> int | None:
-        """Tokens that the shortest way to the end takes while the model still reasons, the stop id included: a few more at most.
-
-        None where the turn may end without more, where that is not known (yet), and far from the end.
-        """
-        leading = self._leading
-        if leading is None or remaining > FIRST or not self._compile.ready or not (self.trace.eager or self.must_call):
-            return None
-        shortest = leading.shortest(remaining)
-        return None if shortest is None else shortest + (self._masks.way_in if self.must_call else 0)
-
-    def _fill(self, row: Row, pressed: Pressed | None = None) -> bool:
-        walk = self._walk
-        at = walk.at
-        if at.phase is _INSIDE:
-            return self._masks.leaving(walk.gate, at, row, pressed) if walk.may_leave else self._masks.held(at, row)
-        if at.phase is _AWAITING:
-            return self._masks.free(walk.gate, row, must_call=walk.must_call, pressed=pressed)
-        return False
+        """Tokens that the shortest way to the end takes while the model still reasons. See `NearEnd.owes`."""
+        return self._near_end.owes(remaining)
 
     def _join(self) -> None:
         """Wait for the compile where a fired trigger needs it, and settle."""
@@ -422,7 +331,7 @@ class Session:
         twin = copy.copy(self)
         twin._walk = self._walk.fork()  # noqa: SLF001 -- our own twin
         twin._slot = RowSlot()  # noqa: SLF001 -- our own twin
-        if self._leading is not None:
-            twin._leading = self._leading.fork()  # noqa: SLF001 -- our own twin
-        twin._window = Window(twin._walk, self._inside, self._masks, twin._leading)  # noqa: SLF001 -- our own twin
+        twin._near_end = self._near_end.fork(twin._walk)  # noqa: SLF001 -- our own twin
+        twin._window = Window(twin._walk, self._inside, self._masks, twin._near_end.leading)  # noqa: SLF001 -- our own twin
+        twin._tentative = Tentative(twin._walk, self._masks, self._compile, self._inside)  # noqa: SLF001 -- our own twin
         return twin

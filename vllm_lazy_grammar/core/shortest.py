@@ -22,7 +22,8 @@ import numpy as np
 
 from vllm_lazy_grammar.core.flat import UNKNOWN, Flat
 from vllm_lazy_grammar.core.network import FAR
-from vllm_lazy_grammar.core.solving import CALLER_COUNT, PLACES, STATE, WAITING_COUNT, Tokens, nothing, read, solve
+from vllm_lazy_grammar.core.solving import CALLER_COUNT, PLACES, STATE, WAITING_COUNT, nothing, read, solve
+from vllm_lazy_grammar.core.thinning import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -3,7 +3,6 @@
 Invariants:
 - A place is told of once for each of its numbers; numbers of a place and node only fall.
 - Tables grow by doubling; a row once written keeps its place.
-- What is left out of a state's steps depends on the state and the vocabulary alone.
 """
 
 from __future__ import annotations
@@ -16,13 +15,10 @@ import numpy as np
 from vllm_lazy_grammar.core.compiled import compiled
 from vllm_lazy_grammar.core.flat import UNKNOWN, Arrays
 from vllm_lazy_grammar.core.network import FAR
+from vllm_lazy_grammar.core.thinning import Tokens, child, near, thinned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-_KEPT = 2
-_DETOUR = 8
-_BLANKS = (9, 10, 13, 32)
 
 STATE, _NODE, _EXITS, _WAITING, _CALLERS, _WHOLE = range(6)  # columns of places
 _TOKENS = _NEXT_WAITING = _NEXT_CALLER = (
@@ -30,18 +26,6 @@ _TOKENS = _NEXT_WAITING = _NEXT_CALLER = (
 )
 _NEXT_EXIT = 3
 _FOLLOW, _CALL = 0, 1
-
-
-class Tokens(NamedTuple):
-    """The vocabulary for compiled code: see `Pieces`. `slack`: exits dearer than the cheapest whole one by so many tokens are not told."""
-
-    edges: NDArray[np.uint8]
-    skips: NDArray[np.int32]
-    ends: NDArray[np.bool_]
-    roots: NDArray[np.int32]
-    ranks: NDArray[np.int32]
-    complete: bool
-    slack: int
 
 
 class Known(NamedTuple):
@@ -110,88 +94,25 @@ def _longer(rows: NDArray[np.int32], needed: int) -> NDArray[np.int32]:
     if needed <= len(rows):
         return rows
     found = np.empty((2 * needed, rows.shape[1]), np.int32)
-    found[: len(rows)] = rows
+    for k in range(len(rows)):  # a slice that is assigned takes numba 16 seconds to compile: its error message
+        for column in range(rows.shape[1]):
+            found[k, column] = rows[k, column]
     return found
-
-
-@compiled
-def _added(rows: NDArray[np.int32], row: int, a: int, b: int, c: int) -> NDArray[np.int32]:
-    """Rows of three with one more, in place `row`."""
-    rows = _longer(rows, row + 1)
-    rows[row, 0], rows[row, 1], rows[row, 2] = a, b, c
-    return rows
-
-
-@compiled
-def _child(tokens: Tokens, node: int, byte: int) -> int:
-    if node == 0:
-        return int(tokens.roots[byte])
-    below, end = node + 1, tokens.skips[node]
-    while below < end and tokens.edges[below] < byte:
-        below = tokens.skips[below]
-    return below if below < end and tokens.edges[below] == byte else 0
-
-
-@compiled
-def _near(net: Arrays, complete: bool, state: int, through: int) -> bool:  # noqa: FBT001 -- compiled code
-    """Whether going on through so many bytes is hardly longer than need be: what is one byte long can not have fewer tokens."""
-    shortest = net.shortest[state]
-    return not complete or through <= shortest + min(_DETOUR, 2 * shortest)
-
-
-@compiled
-def _thinned(net: Arrays, tokens: Tokens, state: int) -> NDArray[np.int32]:
-    """int32[_, 2]: byte and target of a state's steps; thinned out where the vocabulary writes every byte."""
-    first, last = net.spans_at[state], net.spans_at[state + 1]
-    here, blanks = 0, 0
-    for k in range(first, last):
-        if net.spans[k, 2] == state:
-            for byte in range(net.spans[k, 0], net.spans[k, 1] + 1):
-                here += 1
-                blanks += byte in _BLANKS
-    # between JSON elements: how many may follow each other is not the grammar's to say
-    only_blanks = here == blanks == len(_BLANKS)
-    found = np.empty((256 * (last - first), 2), np.int32)
-    count = 0
-    for k in range(first, last):
-        target = net.spans[k, 2]
-        if (target == state and only_blanks) or not _near(net, tokens.complete, state, 1 + net.shortest[target]):
-            continue
-        for byte in range(net.spans[k, 0], net.spans[k, 1] + 1):
-            count = _put(found, count, byte, target, tokens)
-    return found[:count]
-
-
-@compiled
-def _put(found: NDArray[np.int32], count: int, byte: int, target: int, tokens: Tokens) -> int:
-    """Add a step, in place of the worst one to the same target where there are enough; how many there are now."""
-    same, worst = 0, -1
-    for k in range(count):
-        if found[k, 1] == target:
-            if found[k, 0] == byte:
-                return count
-            same += 1
-            if worst < 0 or tokens.ranks[found[k, 0]] > tokens.ranks[found[worst, 0]]:
-                worst = k
-    if not tokens.complete or same < _KEPT:
-        found[count, 0], found[count, 1] = byte, target
-        return count + 1
-    if tokens.ranks[byte] < tokens.ranks[found[worst, 0]]:
-        found[worst, 0] = byte
-    return count
 
 
 @compiled
 def _begun(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
     net: Arrays, tokens: Tokens, steps: NDArray[np.int32], place: int, state: int, node: int, queue: NDArray[np.int32]
-) -> int:
-    """Write into the queue how a place goes on; how many rows that are."""
+) -> tuple[NDArray[np.int32], int]:
+    """The queue, which was empty, with how a place goes on; how many rows that are."""
+    rows = net.jumps_at[state + 1] - net.jumps_at[state] + net.calls_at[state + 1] - net.calls_at[state]
+    queue = _longer(queue, rows + len(steps) + 1 + net.named_at[state + 1] - net.named_at[state])
     count = 0
     for k in range(net.jumps_at[state], net.jumps_at[state + 1]):
-        if _near(net, tokens.complete, state, net.shortest[net.jumps[k]]):
+        if near(net, tokens.complete, state, net.shortest[net.jumps[k]]):
             count = _pushed(queue, count, _FOLLOW, place, net.jumps[k], node, 0)
     for k in range(len(steps)):
-        below = _child(tokens, node, steps[k, 0])
+        below = child(tokens, node, steps[k, 0])
         if below:
             count = _pushed(queue, count, _FOLLOW, place, steps[k, 1], below, 0)
     if node and tokens.ends[node]:
@@ -201,9 +122,9 @@ def _begun(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
             count = _pushed(queue, count, _FOLLOW, place, net.named[k], 0, 1)
     for k in range(net.calls_at[state], net.calls_at[state + 1]):
         start, target = net.calls[k, 0], net.calls[k, 1]
-        if _near(net, tokens.complete, state, min(FAR, net.shortest[start] + net.shortest[target])):
+        if near(net, tokens.complete, state, min(FAR, net.shortest[start] + net.shortest[target])):
             count = _pushed(queue, count, _CALL, place, start, node, target)
-    return count
+    return queue, count
 
 
 @compiled
@@ -221,7 +142,165 @@ def _pushed(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not object
 
 
 @compiled
-def solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 -- one loop over tables that grow: compiled code can not share them with a function
+def _numbered(
+    places: NDArray[np.int32], table: NDArray[np.int32], counts: NDArray[np.int64], state: int, node: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+    """The places and their table, and the number of one of them, which is new where it had none."""
+    slot = _slot(table, places, state, node)
+    place = int(table[slot])
+    if place >= 0:
+        return places, table, place
+    place = int(counts[PLACES])
+    counts[PLACES] += 1
+    places = _longer(places, place + 1)
+    places[place, STATE], places[place, _NODE] = state, node
+    places[place, _EXITS:_WHOLE], places[place, _WHOLE] = -1, FAR
+    table[slot] = place
+    if 2 * counts[PLACES] > len(table):
+        table = _wider(table, places, counts[PLACES])
+    return places, table, place
+
+
+@compiled
+def _taken(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
+    offer: NDArray[np.int32],
+    slack: int,
+    places: NDArray[np.int32],
+    exits: NDArray[np.int32],
+    table: NDArray[np.int32],
+    counts: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+    """The exits and their table with an offer (place, node, tokens), and its number there; -1 where one as good is known."""
+    place, node, sum_ = offer[0], offer[1], offer[2]
+    if sum_ >= places[place, _WHOLE] + slack:
+        return exits, table, -1
+    slot = _slot(table, exits, place, node)
+    found = int(table[slot])
+    if found >= 0 and exits[found, _TOKENS] <= sum_:
+        return exits, table, -1
+    if found < 0:
+        found = int(counts[_EXIT_COUNT])
+        counts[_EXIT_COUNT] += 1
+        exits = _longer(exits, found + 1)
+        exits[found, 0], exits[found, 1] = place, node
+        exits[found, _NEXT_EXIT] = places[place, _EXITS]
+        places[place, _EXITS] = found
+        table[slot] = found
+        if 2 * counts[_EXIT_COUNT] > len(table):
+            table = _wider(table, exits, counts[_EXIT_COUNT])
+    exits[found, _TOKENS] = sum_
+    if node == 0:
+        places[place, _WHOLE] = sum_
+    return exits, table, found
+
+
+@compiled
+def _linked(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
+    rows: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    kind: int,
+    place: int,
+    value: int,
+    places: NDArray[np.int32],
+    ahead: int,
+) -> NDArray[np.int32]:
+    """Rows of those that wait, or call, with (place, value) in front of the list of the place ahead."""
+    column, count = (_WAITING, WAITING_COUNT) if kind == _FOLLOW else (_CALLERS, CALLER_COUNT)
+    row = counts[count]
+    counts[count] += 1
+    rows = _longer(rows, row + 1)
+    rows[row, 0], rows[row, 1], rows[row, 2] = place, value, places[ahead, column]
+    places[ahead, column] = row
+    return rows
+
+
+@compiled
+def _offered(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
+    offers: NDArray[np.int32], count: int, exits: NDArray[np.int32], first: int, place: int, more: int
+) -> tuple[NDArray[np.int32], int]:
+    """The offers with each exit of a list: the place that follows it has it too, for `more` tokens more."""
+    while first >= 0:
+        offers = _longer(offers, count + 1)
+        offers[count, 0], offers[count, 1], offers[count, 2] = place, exits[first, 1], exits[first, _TOKENS] + more
+        count += 1
+        first = exits[first, _NEXT_EXIT]
+    return offers, count
+
+
+@compiled
+def _returned(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
+    queue: NDArray[np.int32], count: int, exits: NDArray[np.int32], first: int, place: int, behind: int
+) -> tuple[NDArray[np.int32], int]:
+    """The queue with each exit of a list: the place that calls it goes on at the state behind the call."""
+    while first >= 0:
+        queue = _longer(queue, count + 1)
+        count = _pushed(queue, count, _FOLLOW, place, behind, exits[first, 1], exits[first, _TOKENS])
+        first = exits[first, _NEXT_EXIT]
+    return queue, count
+
+
+@compiled
+def _told(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
+    offers: NDArray[np.int32], count: int, waiting: NDArray[np.int32], first: int, node: int, sum_: int
+) -> tuple[NDArray[np.int32], int]:
+    """The offers with what an exit at a node is to each of those that wait."""
+    while first >= 0:
+        offers = _longer(offers, count + 1)
+        offers[count, 0], offers[count, 1], offers[count, 2] = waiting[first, 0], node, sum_ + waiting[first, 1]
+        count += 1
+        first = waiting[first, _NEXT_WAITING]
+    return offers, count
+
+
+@compiled
+def _told_callers(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
+    queue: NDArray[np.int32], count: int, callers: NDArray[np.int32], first: int, node: int, sum_: int
+) -> tuple[NDArray[np.int32], int]:
+    """The queue with where each of the callers goes on behind an exit at a node."""
+    while first >= 0:
+        queue = _longer(queue, count + 1)
+        count = _pushed(queue, count, _FOLLOW, callers[first, 0], callers[first, 1], node, sum_)
+        first = callers[first, _NEXT_CALLER]
+    return queue, count
+
+
+@compiled
+def _asked(
+    net: Arrays, places: NDArray[np.int32], asked: NDArray[np.int32], parked: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], int]:
+    """The queue to begin with."""
+    queue, queued = np.empty((64 + len(asked) + len(parked), 5), np.int32), 0
+    for k in range(len(asked)):
+        queued = _pushed(queue, queued, _FOLLOW, -1, asked[k, 0], asked[k, 1], 0)
+    for k in range(len(parked)):
+        state, node = places[parked[k], STATE], places[parked[k], _NODE]
+        queued = _pushed(queue, queued, _CALL, parked[k], net.repeated[state], node, net.following[state])
+    return queue, queued
+
+
+@compiled
+def _with_steps(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
+    net: Arrays,
+    tokens: Tokens,
+    bytes_: NDArray[np.int32],
+    bytes_at: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    state: int,
+) -> NDArray[np.int32]:
+    """The steps of all states, those of this one too."""
+    if bytes_at[state, 0] >= 0:
+        return bytes_
+    steps, row = thinned(net, tokens, state), counts[_BYTES]
+    counts[_BYTES] += len(steps)
+    bytes_ = _longer(bytes_, row + len(steps))
+    for k in range(len(steps)):
+        bytes_[row + k, 0], bytes_[row + k, 1] = steps[k, 0], steps[k, 1]
+    bytes_at[state, 0], bytes_at[state, 1] = row, row + len(steps)
+    return bytes_
+
+
+@compiled
+def solve(  # noqa: C901, PLR0912, PLR0913, PLR0917 -- one loop over tables that grow: compiled code can not share them with a function
     net: Arrays,
     tokens: Tokens,
     known: Known,
@@ -245,123 +324,55 @@ def solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 -- one loop over ta
         What is known then, and the places that wait for a repetition to be unrolled.
     """
     places, exits, waiting, callers, place_table, exit_table, bytes_, bytes_at, counts = known
-    queue, offers = np.empty((64, 5), np.int32), np.empty((64, 3), np.int32)
-    stuck = np.empty((4, 1), np.int32)
-    queued = offered = stuck_count = 0
-    heap = [np.int64(0)]
-    heap.pop()
-    for k in range(len(asked)):
-        queue = _longer(queue, queued + 1)
-        queued = _pushed(queue, queued, _FOLLOW, -1, asked[k, 0], asked[k, 1], 0)
-    for k in range(len(parked)):
-        state, node = places[parked[k], STATE], places[parked[k], _NODE]
-        queue = _longer(queue, queued + 1)
-        queued = _pushed(queue, queued, _CALL, parked[k], net.repeated[state], node, net.following[state])
+    queue, queued = _asked(net, places, asked, parked)
+    offers, offered = np.empty((64, 3), np.int32), 0
+    heap, stuck = [np.int64(0)], [np.int64(0)]  # a list's type in compiled code is that of what was in it
+    heap.clear()
+    stuck.clear()
     while counts[PLACES] <= most:
         if offered:
             offered -= 1
-            place, node, sum_ = offers[offered, 0], offers[offered, 1], np.int64(offers[offered, 2])
-            if sum_ >= places[place, _WHOLE] + tokens.slack:
-                continue
-            slot = _slot(exit_table, exits, place, node)
-            found = exit_table[slot]
-            if found < 0:
-                found = counts[_EXIT_COUNT]
-                counts[_EXIT_COUNT] += 1
-                exits = _longer(exits, found + 1)
-                exits[found, 0], exits[found, 1] = place, node
-                exits[found, _NEXT_EXIT] = places[place, _EXITS]
-                places[place, _EXITS] = found
-                exit_table[slot] = found
-                if 2 * counts[_EXIT_COUNT] > len(exit_table):
-                    exit_table = _wider(exit_table, exits, counts[_EXIT_COUNT])
-            elif exits[found, _TOKENS] <= sum_:
-                continue
-            exits[found, _TOKENS] = sum_
-            if node == 0:
-                places[place, _WHOLE] = sum_
-            heapq.heappush(heap, (sum_ << 32) | np.int64(found))
+            exits, exit_table, found = _taken(offers[offered], tokens.slack, places, exits, exit_table, counts)
+            if found >= 0:
+                heapq.heappush(heap, (np.int64(exits[found, _TOKENS]) << 32) | np.int64(found))
         elif queued:
             queued -= 1
             kind, place, state, node, value = queue[queued]
-            slot = _slot(place_table, places, state, node)
-            ahead = place_table[slot]
-            if ahead < 0:
-                ahead = counts[PLACES]
-                counts[PLACES] += 1
-                places = _longer(places, ahead + 1)
-                places[ahead, STATE], places[ahead, _NODE] = state, node
-                places[ahead, _EXITS:_WHOLE], places[ahead, _WHOLE] = -1, FAR
-                place_table[slot] = ahead
-                if 2 * counts[PLACES] > len(place_table):
-                    place_table = _wider(place_table, places, counts[PLACES])
-            if place < 0:
-                continue
-            if ahead >= base and kind == _FOLLOW:
-                waiting = _added(waiting, counts[WAITING_COUNT], place, value, places[ahead, _WAITING])
-                places[ahead, _WAITING] = counts[WAITING_COUNT]
-                counts[WAITING_COUNT] += 1
-            elif ahead >= base:
-                callers = _added(callers, counts[CALLER_COUNT], place, value, places[ahead, _CALLERS])
-                places[ahead, _CALLERS] = counts[CALLER_COUNT]
-                counts[CALLER_COUNT] += 1
-            found = places[ahead, _EXITS]
-            while found >= 0:
-                if kind == _FOLLOW:
-                    offers = _added(offers, offered, place, exits[found, 1], exits[found, _TOKENS] + value)
-                    offered += 1
-                else:
-                    queue = _longer(queue, queued + 1)
-                    queued = _pushed(queue, queued, _FOLLOW, place, value, exits[found, 1], exits[found, _TOKENS])
-                found = exits[found, _NEXT_EXIT]
+            places, place_table, ahead = _numbered(places, place_table, counts, state, node)
+            if place >= 0 and kind == _FOLLOW:
+                if ahead >= base:
+                    waiting = _linked(waiting, counts, kind, place, value, places, ahead)
+                offers, offered = _offered(offers, offered, exits, places[ahead, _EXITS], place, value)
+            elif place >= 0:
+                if ahead >= base:
+                    callers = _linked(callers, counts, kind, place, value, places, ahead)
+                queue, queued = _returned(queue, queued, exits, places[ahead, _EXITS], place, value)
         elif counts[_BEGUN] < counts[PLACES]:
             place = counts[_BEGUN]
             counts[_BEGUN] += 1
             state, node = places[place, STATE], places[place, _NODE]
-            if net.repeated[state] >= 0:
-                if net.following[state] == UNKNOWN:
-                    stuck = _longer(stuck, stuck_count + 1)
-                    stuck[stuck_count, 0] = place
-                    stuck_count += 1
-                else:
-                    queued = _pushed(queue, queued, _CALL, place, net.repeated[state], node, net.following[state])
-                continue
-            if bytes_at[state, 0] < 0:
-                steps = _thinned(net, tokens, state)
-                row = counts[_BYTES]
-                counts[_BYTES] += len(steps)
-                bytes_ = _longer(bytes_, row + len(steps))
-                bytes_[row : row + len(steps)] = steps
-                bytes_at[state, 0], bytes_at[state, 1] = row, row + len(steps)
-            steps = bytes_[bytes_at[state, 0] : bytes_at[state, 1]]
-            rows = net.jumps_at[state + 1] - net.jumps_at[state] + net.calls_at[state + 1] - net.calls_at[state]
-            rows += len(steps) + 1 + net.named_at[state + 1] - net.named_at[state]
-            queue = _longer(queue, rows)
-            queued = _begun(net, tokens, steps, place, state, node, queue)
-            if net.final[state]:
-                offers[0, 0], offers[0, 1], offers[0, 2] = place, node, 0
-                offered = 1
+            if net.repeated[state] >= 0 and net.following[state] == UNKNOWN:
+                stuck.append(place)
+            elif net.repeated[state] >= 0:
+                queued = _pushed(queue, queued, _CALL, place, net.repeated[state], node, net.following[state])
+            else:
+                bytes_ = _with_steps(net, tokens, bytes_, bytes_at, counts, state)
+                steps = bytes_[bytes_at[state, 0] : bytes_at[state, 1]]
+                queue, queued = _begun(net, tokens, steps, place, state, node, queue)
+                if net.final[state]:
+                    offers[0, 0], offers[0, 1], offers[0, 2] = place, node, 0
+                    offered = 1
         elif heap:
-            key = heapq.heappop(heap)
-            found = np.int64(key & 0xFFFFFFFF)
-            sum_ = key >> 32
-            if exits[found, _TOKENS] != sum_:
-                continue
-            place, node = exits[found, 0], exits[found, 1]
-            row = places[place, _WAITING]
-            while row >= 0:
-                offers = _added(offers, offered, waiting[row, 0], node, sum_ + waiting[row, 1])
-                offered += 1
-                row = waiting[row, _NEXT_WAITING]
-            row = places[place, _CALLERS]
-            while row >= 0:
-                queue = _longer(queue, queued + 1)
-                queued = _pushed(queue, queued, _FOLLOW, callers[row, 0], callers[row, 1], node, int(sum_))
-                row = callers[row, _NEXT_CALLER]
+            key = int(heapq.heappop(heap))
+            found, sum_ = key & 0xFFFFFFFF, key >> 32
+            if exits[found, _TOKENS] == sum_:
+                place, node = exits[found, 0], exits[found, 1]
+                offers, offered = _told(offers, offered, waiting, places[place, _WAITING], node, sum_)
+                queue, queued = _told_callers(queue, queued, callers, places[place, _CALLERS], node, sum_)
         else:
             break
     grown = Known(places, exits, waiting, callers, place_table, exit_table, bytes_, bytes_at, counts)
-    return grown, stuck[:stuck_count, 0].copy()
+    return grown, np.array(stuck, np.int32)
 
 
 @compiled

@@ -21,6 +21,7 @@ from vllm_lazy_grammar.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
     from pathlib import Path
 
 MAX_WAITING = 256
@@ -52,7 +53,7 @@ class TraceFiles:
         SettingsError: the folder can not be made or written to.
     """
 
-    def __init__(self, folder: Path, bounds: Bounds, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, folder: Path, bounds: Bounds, failed: Callable[[BaseException], None]) -> None:
         self._folder, self._bounds, self._failed = folder, bounds, failed
         self._worker = Worker(1)
         self._waiting = threading.Semaphore(MAX_WAITING)
@@ -72,7 +73,7 @@ class TraceFiles:
             self.dropped += 1
             return False
         name = f"trace-{time}-{_UNSAFE.sub('_', request_id)[:_ID_LENGTH]}.jsonl"
-        self._worker.submit(lambda: self._write(name, text))
+        self._worker.submit(lambda: self._write(name, text)).future.add_done_callback(self._tell)
         return True
 
     def _write(self, name: str, text: Callable[[], str]) -> None:
@@ -81,10 +82,14 @@ class TraceFiles:
             part.write_text(text(), "utf-8")
             part.replace(self._folder / name)
             self._remove_oldest()
-        except Exception as error:  # noqa: BLE001 -- whatever it is, it is told, and the next trace is written
-            self._failed(error)
         finally:
             self._waiting.release()
+
+    def _tell(self, written: Future[None]) -> None:
+        """Tell what went wrong, whatever it is; the next trace is written."""
+        error = None if written.cancelled() else written.exception()
+        if error is not None:
+            self._failed(error)
 
     def _remove_oldest(self) -> None:
         with os.scandir(self._folder) as entries:

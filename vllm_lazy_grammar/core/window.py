@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
-from vllm_lazy_grammar.core.dispatch import DispatchMatcher
+from vllm_lazy_grammar.core.dispatch_matcher import DispatchMatcher
 from vllm_lazy_grammar.core.journal import Phase
 from vllm_lazy_grammar.core.leading import FIRST
 from vllm_lazy_grammar.core.matcher import taken

@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import glrmask
@@ -25,7 +24,7 @@ from vllm_lazy_grammar.engines.single_bytes import SingleBytes
 from vllm_lazy_grammar.errors import GrammarError, InternalError, LazyGrammarError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from vllm_lazy_grammar.core.matcher import GrammarKey, Row
     from vllm_lazy_grammar.core.vocabulary import Vocabulary
@@ -189,19 +188,22 @@ def _refused(key: GrammarKey, reason: str) -> GrammarError:
     return GrammarError(limits.field_of(key), key.source, " ".join(reason.split())[:_REASON_LENGTH])
 
 
-@contextmanager
-def _translated(key: GrammarKey) -> Iterator[None]:
-    """What glrmask raises is a GrammarError, its panics included (which are no Exception)."""
-    try:
-        yield
-    except LazyGrammarError:
-        raise
-    except Exception as error:
-        raise _refused(key, str(error)) from error
-    except BaseException as error:
-        if type(error).__name__ != _PANIC:
-            raise
-        raise _refused(key, f"glrmask fails on it: {error}") from error
+class _Translated:
+    """What glrmask raises inside is a GrammarError, its panics included (which are no Exception, and have no name to import)."""
+
+    def __init__(self, key: GrammarKey) -> None:
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, LazyGrammarError):
+            return
+        if isinstance(error, ValueError | RuntimeError | TypeError):
+            raise _refused(self._key, str(error)) from error
+        if type(error).__name__ == _PANIC:
+            raise _refused(self._key, f"glrmask fails on it: {error}") from error
 
 
 class GlrmaskEngine:
@@ -220,7 +222,7 @@ class GlrmaskEngine:
     def compile(self, key: GrammarKey) -> GlrmaskGrammar:
         """Compile; may take seconds; other threads run meanwhile. GrammarError where it can not be, or where it allows nothing."""
         limits.check(key)
-        with _translated(key):
+        with _Translated(key):
             grammar = GlrmaskGrammar(key, _read(key, relaxed=self._relaxed).compile(self._ids.theirs), self._ids)
         start = grammar.matcher()
         if not start.is_completed() and not start.next_bytes(grammar.new_row()):

@@ -17,7 +17,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from vllm_lazy_grammar.core.dispatch import MARK, Call, Plan
+from vllm_lazy_grammar.core.crossing import MARK
+from vllm_lazy_grammar.core.dispatch import Call, Plan
 from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.openings import Digits, Opening
 from vllm_lazy_grammar.tools import formats
