@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ def imports(tree: ast.AST, *, in_function: bool = False) -> Iterator[tuple[str, 
         yield from imports(node, in_function=inside)
 
 
+@functools.cache
 def imports_of(path: Path) -> list[tuple[str, bool]]:
     return list(imports(ast.parse(path.read_text(), str(path))))
 

@@ -65,11 +65,12 @@ def perform(session, kept, call, argument):
         row(session)
 
 
+@pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_walks_with_rollback_equal_a_fresh_replay(kind):
+def test_random_walks_with_rollback_equal_a_fresh_replay(kind, examples):
     shop = Workshop()
 
-    @settings(derandomize=True, deadline=None, max_examples=40)
+    @settings(derandomize=True, deadline=None, max_examples=examples)
     @given(CALLS)
     def check(calls):
         session, kept = fresh(shop, kind, ()), []
@@ -80,9 +81,10 @@ def test_random_walks_with_rollback_equal_a_fresh_replay(kind):
     check()
 
 
+@pytest.mark.parametrize("examples", [5, pytest.param(15, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "eager"])
-def test_a_grammar_that_compiles_late_gives_the_same_session_as_one_that_was_there(kind):
-    @settings(derandomize=True, deadline=None, max_examples=15)
+def test_a_grammar_that_compiles_late_gives_the_same_session_as_one_that_was_there(kind, examples):
+    @settings(derandomize=True, deadline=None, max_examples=examples)
     @given(st.lists(TOKENS, max_size=8))
     def check(tokens):
         late, there = Workshop(threads=1, held=True), Workshop()
@@ -101,11 +103,12 @@ def test_a_grammar_that_compiles_late_gives_the_same_session_as_one_that_was_the
     check()
 
 
+@pytest.mark.parametrize("examples", [6, pytest.param(15, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_allowed_token_is_accepted_and_inside_every_masked_one_is_not(kind):
+def test_every_allowed_token_is_accepted_and_inside_every_masked_one_is_not(kind, examples):
     shop = Workshop()
 
-    @settings(derandomize=True, deadline=None, max_examples=15)
+    @settings(derandomize=True, deadline=None, max_examples=examples)
     @given(st.lists(st.integers(0, 10**6), max_size=8))
     def check(choices):
         session = fresh(shop, kind, ())
@@ -156,13 +159,14 @@ ONE_ROW = {"two words", "after", "pattern"}
 """Grammars that are certain of no byte at their start: there is no half-way."""
 
 
+@pytest.mark.parametrize("examples", [4, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prewarm", ["off", "on", "stopped half-way"])
-def test_prewarm_on_off_and_stopped_half_way_give_the_same_rows(kind, prewarm):
+def test_prewarm_on_off_and_stopped_half_way_give_the_same_rows(kind, prewarm, examples):
     shop = Stopped() if prewarm == "stopped half-way" else Workshop(prewarm=8 if prewarm == "on" else 0)
     plain = Workshop(prewarm=0)
 
-    @settings(derandomize=True, deadline=None, max_examples=10)
+    @settings(derandomize=True, deadline=None, max_examples=examples)
     @given(st.lists(st.integers(0, 10**6), max_size=8))
     def check(choices):
         session, other = fresh(shop, kind, ()), fresh(plain, kind, ())

@@ -127,27 +127,27 @@ LAZY = [kind for kind in KINDS if KINDS[kind][1]]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_window_leaves_no_trace(kind):
-    check(kind, 6)
+    check(kind, 4)
 
 
 @pytest.mark.parametrize("kind", LAZY)
 def test_a_window_leaves_no_trace_whenever_the_compile_is_done(kind):
-    check_late(kind, 5)
+    check_late(kind, 3)
 
 
 @pytest.mark.parametrize("kind", LAZY)
 def test_what_was_kept_while_the_grammar_compiled_can_be_taken_back(kind):
-    check_taken_back(kind, 8)
+    check_taken_back(kind, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_window_leaves_no_trace_near_the_end_of_a_budget(kind):
-    check_budget(kind, 5)
+    check_budget(kind, 3)
 
 
 @pytest.mark.parametrize("kind", ["eager", "eager, marked", "a long call"])
 def test_windows_inside_a_grammar_are_filled_at_once(kind):
-    assert check(kind, 20) >= 3
+    assert check(kind, 12) >= 3
 
 
 def inside(shop, kind):

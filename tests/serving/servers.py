@@ -32,12 +32,17 @@ from tests.serving.wishes import PROCESSOR
 MODEL = "model"
 """The name under which every server serves."""
 
-_START_SECONDS = 280.0
+_START_SECONDS = 600.0  # usually 30 to 60; a machine that is busy has been seen to let a new process wait for minutes
 _STOP_SECONDS = 20.0
 _TAIL_LINES = 60
 _NOISE = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind")
-_PATH = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("LAZY_GRAMMAR_VLLM")]))
-"""The checkout, and before the installed packages another vLLM where ``LAZY_GRAMMAR_VLLM`` says where that lies."""
+_PATH = os.pathsep.join(
+    filter(None, [str(CHECKOUT), str(CHECKOUT / "tests/serving/plugins"), os.environ.get("LAZY_GRAMMAR_VLLM")])
+)
+"""The checkout, vLLM plugins of the tests' own (VLLM_PLUGINS says which of them a server loads), and before the installed packages another vLLM
+where ``LAZY_GRAMMAR_VLLM`` says where that lies."""
+
+_CALM = "lazy_grammar_test_calm"
 
 _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -47,6 +52,7 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_PLUGINS": f"lazy_grammar,{_CALM}",
 }
 
 
@@ -130,15 +136,11 @@ def calling(parser: str, model: str = "demo", *more: str) -> Flags:
 
 DEMO = Flags(args=(*LAZY.args, *tool_flags("hermes")))
 HERMES = calling("hermes")
-_PLUGINS = ("PYTHONPATH", f"{_PATH}{os.pathsep}{CHECKOUT / 'tests/serving/plugins'}")
-"""Folders with vLLM plugins of the tests' own; VLLM_PLUGINS says which of them a server loads."""
-
 WITNESS = Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / f"witness-{os.getpid()}"
 """Where processes with the witness plugin write down which seams were called."""
 
 _WITNESSED = (
-    _PLUGINS,
-    ("VLLM_PLUGINS", "lazy_grammar,lazy_grammar_test_witness"),
+    ("VLLM_PLUGINS", f"lazy_grammar,lazy_grammar_test_witness,{_CALM}"),
     ("LAZY_GRAMMAR_WITNESS", str(WITNESS)),
 )
 TIGHT = Flags(
@@ -162,7 +164,7 @@ TIGHT = Flags(
 
 ASYNC = Flags(
     args=(*LAZY.args, "--async-scheduling", *_WISHING),
-    env=(_PLUGINS, ("VLLM_PLUGINS", "lazy_grammar,lazy_grammar_test_async")),
+    env=(("VLLM_PLUGINS", f"lazy_grammar,lazy_grammar_test_async,{_CALM}"),),
 )
 API_SERVERS_2 = Flags(args=(*LAZY.args, "--api-server-count", "2", "--enable-log-requests", *_WISHING))
 _TWO_CORES = (("VLLM_CPU_OMP_THREADS_BIND", "0|1"),)
@@ -178,7 +180,7 @@ TRACED = Flags(
 )
 
 XGRAMMAR = Flags(args=("--structured-outputs-config.backend", "xgrammar", *tool_flags("hermes")))
-STOCK = Flags(args=XGRAMMAR.args, env=(("VLLM_PLUGINS", ""),))
+STOCK = Flags(args=XGRAMMAR.args, env=(("VLLM_PLUGINS", _CALM),))
 """The same server without the plugin."""
 
 DUMMY_LAZY = Flags(model="dummy", args=(*LAZY.args, *_WISHING), max_model_len=8192)

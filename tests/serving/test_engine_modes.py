@@ -81,11 +81,16 @@ def test_under_async_scheduling(server):
 
 @pytest.mark.server(API_SERVERS_2)
 def test_with_two_api_servers(server):
-    before = len(server.log())
-    right_together(server, times=8)
-    answered = re.findall(r"\(ApiServer_(\d)\b.*Received request", server.log()[before:])
-    assert len(answered) == 16
-    assert set(answered) == {"0", "1"}
+    answered = set()
+    for _ in range(8):  # which of the two takes a connection is the kernel's to say
+        before = len(server.log())
+        right_together(server, times=8)
+        found = re.findall(r"\(ApiServer_(\d)\b.*Received request", server.log()[before:])
+        assert len(found) == 16
+        answered.update(found)
+        if len(answered) == 2:
+            return
+    pytest.fail(f"only API server {answered} answered")
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from vllm_lazy_grammar.adapter.joiner import TokenizerJoiner
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import TRACE, GrammarRequest, grammar_key
 from vllm_lazy_grammar.adapter.tracing import Tracing
-from vllm_lazy_grammar.core import byte_trie, endings, rows
+from vllm_lazy_grammar.core import byte_trie, rows
 from vllm_lazy_grammar.core.assembly import Assembly
 from vllm_lazy_grammar.core.blanks import BlankBound
 from vllm_lazy_grammar.core.compiles import Compile, GrammarStore
@@ -34,6 +34,7 @@ from vllm_lazy_grammar.core.habits import Habits
 from vllm_lazy_grammar.core.leading import FIRST, EndingsStore
 from vllm_lazy_grammar.core.likely import likely
 from vllm_lazy_grammar.core.prewarm import ROWS, Worker
+from vllm_lazy_grammar.core.warm import warm
 from vllm_lazy_grammar.core.xargs import PREFIX
 from vllm_lazy_grammar.engines.policy import Choice, PolicyEngine
 from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
@@ -134,9 +135,7 @@ class LazyBackend(StructuredOutputBackend):
         self.draft_room = draft_room(vllm_config, wanted=settings.drafts)
         self._joiner = TokenizerJoiner(tokenizer, self.vocabulary)
         self._habits = Habits(self.vocabulary)
-        byte_trie.warm()
-        endings.warm()
-        rows.warm()
+        warm()
 
     def _note_wait(self, key: GrammarKey, seconds: float) -> None:
         """A step waited for the part of a grammar that a call went into."""

@@ -87,6 +87,12 @@ def _scan_all(data: NDArray[np.uint8], ends: NDArray[np.int64], out: NDArray[np.
             begin = ends[token]
 
 
+def warm() -> None:
+    """Compile, or load from numba's cache, all compiled functions of this module, so that no request's step does."""
+    advance(START, b" ")
+    _tables([b"a"])
+
+
 def advance(state: BlankState, data: bytes) -> BlankState:
     """The state behind `data`, byte by byte (for what is not a whole token)."""
     end, leading, trailing, _ = _scan(np.frombuffer(data, np.uint8), 0, len(data), state.lexer)
