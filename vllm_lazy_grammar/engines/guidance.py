@@ -41,6 +41,8 @@ _NOTHING = "NoExtension"
 _REASON_LENGTH = 300
 _NO_ROW = np.empty(0, np.int32)
 """`next_bytes` needs none: the matcher has a row of its own."""
+_WALKED = frozenset({"regex", "grammar"})
+"""Kinds that llguidance may give up on the way: ``(a{1,129}){1,129}`` after some hundred bytes, each of which took 8 ms at most."""
 _WALK = 256
 _BASE_BYTES = 64 << 10
 _BYTES_PER_CHARACTER = 64
@@ -249,38 +251,20 @@ class GuidanceEngine:
             raise _refused(key, _reason(matcher.get_error()))
         grammar = GuidanceGrammar(key, matcher, self._ids)
         grammar.matcher().next_bytes(None)  # refuses what allows nothing
-        for leaning in _LEANINGS.get(key.kind, ()):
-            _walk(grammar, leaning)
+        if key.kind in _WALKED:
+            _walk(grammar)
         return grammar
 
 
-def _walk(grammar: GuidanceGrammar, leaning: Callable[[bytes], int]) -> None:
-    """GrammarError where llguidance gives the grammar up, or leaves nothing, within some hundred bytes: better now than in an answer."""
-    matcher = grammar.matcher()
-    for _ in range(_WALK):
-        nexts = matcher.next_bytes(None)
-        if not nexts:
-            break
-        matcher.accept_bytes(bytes((leaning(nexts),)))
-
-
-def _to_the_end(nexts: bytes) -> int:
-    """The byte with which JSON is soonest at its end: what closes, then what a value begins with, then what separates; blanks last."""
-    return min(nexts, key=_SOONEST.__getitem__)
-
-
-_CLOSERS = b'}]"0,:'
-_SOONEST = [
-    _CLOSERS.index(byte) if byte in _CLOSERS else 1000 + byte if byte in b" \t\n\r" else 100 + byte
-    for byte in range(256)
-]
-_LEANINGS: dict[str, tuple[Callable[[bytes], int], ...]] = {
-    "regex": (min, max),
-    "grammar": (min, max),
-    "json": (_to_the_end,),
-}
-"""Kind -> the walks that a grammar has to stand. llguidance gives ``(a{1,129}){1,129}`` up after some hundred bytes, each of which took 8 ms at
-most; and an object that needs a property which nothing declares, where undeclared ones are refused, has no end."""
+def _walk(grammar: GuidanceGrammar) -> None:
+    """GrammarError where llguidance gives the grammar up within some hundred bytes, on two walks through it: better now than in an answer."""
+    for leaning in (min, max):
+        matcher = grammar.matcher()
+        for _ in range(_WALK):
+            nexts = matcher.next_bytes(None)
+            if not nexts:
+                break
+            matcher.accept_bytes(bytes((leaning(nexts),)))
 
 
 def _reason(error: str) -> str:
