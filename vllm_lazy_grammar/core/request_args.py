@@ -30,14 +30,16 @@ class LazyGrammar:
         regex: a regular expression.
         choice: one of these texts.
         grammar: EBNF or Lark text.
-        structural_tag: xgrammar's structural tag, as a dict or as text.
-        triggers: what starts the grammar, e.g. ``"word:<answer>"``, ``"token:151657"``, ``"pattern:\s(<function=)"``, or `Trigger` objects.
-        start: ``trigger`` feeds the grammar from the trigger on, ``after`` begins it behind the trigger.
-        mandatory: the turn may not end before a trigger fired.
-        force_after: lead into a trigger after so many tokens; with `mandatory` only.
+        structural_tag: a structural tag of xgrammar's, as a dict or as text.
+        triggers: what starts the grammar: ``word:TEXT`` or ``pattern:REGEX``, searched in the text so far, over tokens; ``pattern_full:REGEX``, which
+            takes the whole text so far; ``token:ID`` or ``token:TEXT``, an id and never its spelling; or `Trigger` objects.
+        start: ``trigger`` feeds the grammar from the trigger on (a pattern: from its first group that matched), ``after`` begins it behind the trigger.
+        mandatory: the turn may not end before a trigger fired; near the end of the budget only the way into a trigger is left.
+        force_after: with `mandatory`: after so many tokens only what leads into a trigger is allowed.
         rearm: when the grammar is finished, free text is allowed again and the triggers wait anew.
         max_activations: with `rearm`, how often the grammar may be completed before only stopping is left.
-        on_reject: what happens to a trigger whose continuation the grammar refuses.
+        on_reject: a trigger appears and the grammar refuses what follows: ``forbid`` masks such tokens beforehand, ``disarm`` takes it for prose and
+            keeps waiting, ``error`` ends the request with an error (status 400, or the error event of a stream).
 
     Raises:
         RequestError: as above; or an option has a value that the server would refuse.

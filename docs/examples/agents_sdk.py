@@ -1,0 +1,46 @@
+"""The OpenAI Agents SDK: tools and an output type in one request."""
+
+import sys
+from typing import Annotated, Literal
+
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    Runner,
+    RunResult,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
+
+
+class Advice(BaseModel):
+    take: Literal["umbrella", "sunglasses", "nothing"]
+    reason: Annotated[str, Field(max_length=60)]
+
+
+@function_tool
+def get_weather(city: Annotated[str, Field(max_length=20)], days: Annotated[int, Field(ge=1, le=9)]) -> str:
+    """The weather of the next days in a city."""
+    return f"{city}, the next {days} days: rain."
+
+
+def main(base_url: str = "http://localhost:8000/v1") -> RunResult:
+    set_tracing_disabled(True)  # else it would be sent to OpenAI
+    model = OpenAI(base_url=base_url, api_key="-").models.list().data[0].id
+    client = AsyncOpenAI(base_url=base_url, api_key="-")
+    agent = Agent(
+        name="Adviser",
+        instructions="Look up the weather once, then advise.",
+        model=OpenAIChatCompletionsModel(model, openai_client=client),
+        model_settings=ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=200),
+        tools=[get_weather],
+        output_type=Advice,
+    )
+    return Runner.run_sync(agent, "I go to Paris for 3 days. What do I take along?")
+
+
+if __name__ == "__main__":
+    print(main(*sys.argv[1:]).final_output)

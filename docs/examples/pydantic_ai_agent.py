@@ -1,0 +1,31 @@
+"""pydantic-ai, its output as a tool call and as a response format."""
+
+import sys
+from typing import Annotated, Literal
+
+from openai import OpenAI
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+
+class Review(BaseModel):
+    sentiment: Literal["positive", "negative", "mixed"]
+    stars: Annotated[int, Field(ge=1, le=5)]
+
+
+def main(base_url: str = "http://localhost:8000/v1") -> list[Review]:
+    name = OpenAI(base_url=base_url, api_key="-").models.list().data[0].id
+    model = OpenAIChatModel(name, provider=OpenAIProvider(base_url=base_url, api_key="-"))
+    return [
+        Agent(model, output_type=output, retries=0, model_settings={"max_tokens": 200})
+        .run_sync("Review: the kettle boils fast. I like it.")
+        .output
+        for output in (ToolOutput(Review), NativeOutput(Review))
+    ]
+
+
+if __name__ == "__main__":
+    for review in main(*sys.argv[1:]):
+        print(repr(review))
