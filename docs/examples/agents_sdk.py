@@ -35,7 +35,7 @@ def main(base_url: str = "http://localhost:8000/v1") -> RunResult:
         name="Adviser",
         instructions="Look up the weather once, then advise.",
         model=OpenAIChatCompletionsModel(model, openai_client=client),
-        model_settings=ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=200),
+        model_settings=ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=200, temperature=0),
         tools=[get_weather],
         output_type=Advice,
     )

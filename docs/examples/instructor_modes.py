@@ -25,6 +25,7 @@ def main(base_url: str = "http://localhost:8000/v1") -> list[Review]:
             messages=[{"role": "user", "content": "Review: the kettle boils fast. I like it."}],
             response_model=Review,
             max_tokens=200,
+            temperature=0,
             max_retries=0,  # none is needed: the first answer obeys the schema
         )
         for mode in MODES

@@ -21,6 +21,7 @@ def main(base_url: str = "http://localhost:8000/v1") -> str:
         model=client.models.list().data[0].id,
         messages=[{"role": "user", "content": PROMPT}],
         max_tokens=200,
+        temperature=0,
         extra_body=lazily.extra_body(),
     )
     return answer.choices[0].message.content
