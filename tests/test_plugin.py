@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -212,3 +213,11 @@ def test_sampling_params_hold_what_a_client_would_send():
     assert params.structured_outputs.regex == "[0-9]+"
     assert params.extra_args == {"theirs": 1, **grammar.extra_args()}
     assert params.max_tokens == 5
+
+
+def test_every_name_that_is_rebound_stands_in_the_page_for_vllms_maintainers():
+    page = (Path(__file__).parents[1] / "docs/upstream.md").read_text("utf-8")
+    for name in bound():
+        module, _, path = name.partition(":")
+        assert f"{module}:{path}`" in page or (f"`{module}`" in page and f"`{path}`" in page), name
+    assert f"rebinds {len(bound())} names" in page

@@ -27,7 +27,7 @@ def get_weather(city: Annotated[str, Field(max_length=20)], days: Annotated[int,
     return f"{city}, the next {days} days: rain."
 
 
-def main(base_url: str = "http://localhost:8000/v1") -> RunResult:
+def main(base_url: str = "http://localhost:8000/v1", extra_body: dict | None = None) -> RunResult:
     set_tracing_disabled(True)  # else it would be sent to OpenAI
     model = OpenAI(base_url=base_url, api_key="-").models.list().data[0].id
     client = AsyncOpenAI(base_url=base_url, api_key="-")
@@ -35,7 +35,13 @@ def main(base_url: str = "http://localhost:8000/v1") -> RunResult:
         name="Adviser",
         instructions="Look up the weather once, then advise.",
         model=OpenAIChatCompletionsModel(model, openai_client=client),
-        model_settings=ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=200, temperature=0),
+        model_settings=ModelSettings(
+            tool_choice="required",  # in the first turn; then the SDK leaves the choice to the model
+            parallel_tool_calls=False,
+            max_tokens=100,
+            temperature=0,
+            extra_body=extra_body,
+        ),
         tools=[get_weather],
         output_type=Advice,
     )

@@ -27,7 +27,7 @@ def main(base_url: str = "http://localhost:8000/v1") -> list:
         "messages": [{"role": "user", "content": "What is the weather in Paris for 3 days?"}],
         "tools": TOOLS,
         "tool_choice": {"type": "any"},
-        "max_tokens": 200,
+        "max_tokens": 100,
     }
     with client.messages.stream(**asked) as stream:
         streamed = stream.get_final_message()

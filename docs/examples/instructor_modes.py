@@ -24,7 +24,7 @@ def main(base_url: str = "http://localhost:8000/v1") -> list[Review]:
             model=model,
             messages=[{"role": "user", "content": "Review: the kettle boils fast. I like it."}],
             response_model=Review,
-            max_tokens=200,
+            max_tokens=100,
             temperature=0,
             max_retries=0,  # none is needed: the first answer obeys the schema
         )
@@ -34,4 +34,4 @@ def main(base_url: str = "http://localhost:8000/v1") -> list[Review]:
 
 if __name__ == "__main__":
     for review in main(*sys.argv[1:]):
-        print(repr(review))
+        print(review.model_dump_json())

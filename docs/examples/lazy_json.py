@@ -16,11 +16,11 @@ PROMPT = "The kettle is great. Say why it is good or bad, then write <answer> an
 
 def main(base_url: str = "http://localhost:8000/v1") -> str:
     client = OpenAI(base_url=base_url, api_key="-")
-    lazily = LazyGrammar(json=REVIEW, triggers=["word:<answer>"], start="after", mandatory=True, force_after=100)
+    lazily = LazyGrammar(json=REVIEW, triggers=["word:<answer>"], start="after", mandatory=True, force_after=40)
     answer = client.chat.completions.create(
         model=client.models.list().data[0].id,
         messages=[{"role": "user", "content": PROMPT}],
-        max_tokens=200,
+        max_tokens=100,
         temperature=0,
         extra_body=lazily.extra_body(),
     )

@@ -32,7 +32,7 @@ def main(base_url: str = "http://localhost:8000/v1") -> list[dict]:
     client = OpenAI(base_url=base_url, api_key="-")
     model = client.models.list().data[0].id
     messages = [{"role": "user", "content": "What is the weather in Paris for 3 days?"}]
-    asked = {"model": model, "messages": messages, "tools": TOOLS, "max_tokens": 200, "temperature": 0}
+    asked = {"model": model, "messages": messages, "tools": TOOLS, "max_tokens": 100, "temperature": 0}
 
     called = client.chat.completions.create(**asked, tool_choice="required").choices[0].message
     messages.append(called.model_dump(exclude_none=True))

@@ -19,7 +19,7 @@ def main(base_url: str = "http://localhost:8000/v1") -> list[Review]:
     name = OpenAI(base_url=base_url, api_key="-").models.list().data[0].id
     model = OpenAIChatModel(name, provider=OpenAIProvider(base_url=base_url, api_key="-"))
     return [
-        Agent(model, output_type=output, retries=0, model_settings={"max_tokens": 200, "temperature": 0})
+        Agent(model, output_type=output, retries=0, model_settings={"max_tokens": 100, "temperature": 0})
         .run_sync("Review: the kettle boils fast. I like it.")
         .output
         for output in (ToolOutput(Review), NativeOutput(Review))
@@ -28,4 +28,4 @@ def main(base_url: str = "http://localhost:8000/v1") -> list[Review]:
 
 if __name__ == "__main__":
     for review in main(*sys.argv[1:]):
-        print(repr(review))
+        print(review.model_dump_json())

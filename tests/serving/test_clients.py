@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from jsonschema import validate
 
+from scripts.lib.demo_model import cache_folder
 from tests.serving.servers import HERMES
+from tests.serving.wishes import tokens
 
 pytestmark = pytest.mark.server(HERMES)
 
+STOP = 2
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs/examples"
 
 
@@ -24,13 +29,29 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs/examples"
 def example(server):
     """Runs the `main` of an example against the server; gives its module and what it returned."""
 
-    def run(name):
+    def run(name, *more):
         spec = importlib.util.spec_from_file_location(f"docs_examples_{name}", EXAMPLES / f"{name}.py")
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return module, module.main(server.base_url)
+        return module, module.main(server.base_url, *more)
 
     return run
+
+
+INSTRUCTOR = "instructor==1.17.0"
+
+
+@pytest.fixture(scope="session")
+def instructors_python():
+    """An interpreter that has instructor, which wants an older `rich` and `jiter` than vLLM's packages do; made once, in the cache folder."""
+    folder = cache_folder() / f"venv-{INSTRUCTOR}-{sys.version_info.major}.{sys.version_info.minor}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix="venv-"))
+        subprocess.run([sys.executable, "-m", "venv", str(made)], check=True)
+        subprocess.run([str(made / "bin/python"), "-m", "pip", "install", "--quiet", INSTRUCTOR], check=True)
+        made.rename(folder)
+    return folder / "bin/python"
 
 
 def test_the_openai_client_gets_prose_and_then_json(example):
@@ -52,15 +73,34 @@ def test_the_openai_client_calls_a_tool_and_answers_with_its_result(example):
 
 
 def test_the_agents_sdk_sends_tools_and_an_output_type_together(example):
-    module, result = example("agents_sdk")
-    assert isinstance(result.final_output, module.Advice)
-    kinds = [item.type for item in result.new_items]
-    assert kinds.index("tool_call_item") < kinds.index("tool_call_output_item") < kinds.index("message_output_item")
+    """Left to itself this model calls again and again, so its second turn is wished for; in the first the call is owed all the same."""
+    wishes = [*tokens('{"take": "umbrella", "reason": "Rain."}'), STOP]
+    module, result = example("agents_sdk", {"vllm_xargs": {"wishes": wishes}})
+    assert result.final_output == module.Advice(take="umbrella", reason="Rain.")
+    assert [item.type for item in result.new_items][-3:] == [
+        "tool_call_item",
+        "tool_call_output_item",
+        "message_output_item",
+    ]
 
 
-def test_instructor_reads_its_model_from_a_tool_call_and_from_json(example):
-    module, reviews = example("instructor_modes")
-    assert [type(review) for review in reviews] == [module.Review] * 2
+def test_an_agent_whose_model_never_stops_calling_is_ended_by_the_sdk(example):
+    """Each of its answers is a call that the SDK could read and run: it ends with the turns, and not with an error of a client or server."""
+    from agents import MaxTurnsExceeded
+
+    with pytest.raises(MaxTurnsExceeded):
+        example("agents_sdk")
+
+
+def test_instructor_reads_its_model_from_a_tool_call_and_from_json(server, instructors_python):
+    command = [str(instructors_python), "-I", str(EXAMPLES / "instructor_modes.py"), server.base_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    reviews = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(reviews) == 2
+    for review in reviews:
+        assert review["sentiment"] in {"positive", "negative", "mixed"}
+        assert review["stars"] in range(1, 6)
 
 
 def test_pydantic_ai_reads_its_output_from_a_tool_call_and_from_json(example):
