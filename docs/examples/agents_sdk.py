@@ -1,5 +1,6 @@
 """The OpenAI Agents SDK: tools and an output type in one request."""
 
+import asyncio
 import sys
 from typing import Annotated, Literal
 
@@ -12,7 +13,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
 
@@ -27,10 +28,8 @@ def get_weather(city: Annotated[str, Field(max_length=20)], days: Annotated[int,
     return f"{city}, the next {days} days: rain."
 
 
-def main(base_url: str = "http://localhost:8000/v1", extra_body: dict | None = None) -> RunResult:
-    set_tracing_disabled(True)  # else it would be sent to OpenAI
-    model = OpenAI(base_url=base_url, api_key="-").models.list().data[0].id
-    client = AsyncOpenAI(base_url=base_url, api_key="-")
+async def advise(client: AsyncOpenAI, extra_body: dict | None) -> RunResult:
+    model = (await client.models.list()).data[0].id
     agent = Agent(
         name="Adviser",
         instructions="Look up the weather once, then advise.",
@@ -45,7 +44,17 @@ def main(base_url: str = "http://localhost:8000/v1", extra_body: dict | None = N
         tools=[get_weather],
         output_type=Advice,
     )
-    return Runner.run_sync(agent, "I go to Paris for 3 days. What do I take along?")
+    return await Runner.run(agent, "I go to Paris for 3 days. What do I take along?")
+
+
+async def run(base_url: str, extra_body: dict | None) -> RunResult:
+    async with AsyncOpenAI(base_url=base_url, api_key="-") as client:
+        return await advise(client, extra_body)
+
+
+def main(base_url: str = "http://localhost:8000/v1", extra_body: dict | None = None) -> RunResult:
+    set_tracing_disabled(True)  # else it would be sent to OpenAI
+    return asyncio.run(run(base_url, extra_body))
 
 
 if __name__ == "__main__":

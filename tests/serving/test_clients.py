@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -38,20 +40,21 @@ def example(server):
     return run
 
 
-INSTRUCTOR = "instructor==1.17.0"
+INSTRUCTOR = ("instructor==1.17.0", "distro==1.9.0", "jiter==0.14.0", "openai==3.3.0", "rich==14.3.4", "tenacity==9.2.1")
 
 
 @pytest.fixture(scope="session")
-def instructors_python():
-    """An interpreter that has instructor, which wants an older `rich` and `jiter` than vLLM's packages do; made once, in the cache folder."""
-    folder = cache_folder() / f"venv-{INSTRUCTOR}-{sys.version_info.major}.{sys.version_info.minor}"
+def instructors_folder():
+    """A folder that lays instructor over the installed packages, with the older `jiter` and `rich` that it wants; made once, in the cache folder."""
+    made_of = f"{INSTRUCTOR} {sys.version_info[:2]}"
+    folder = cache_folder() / f"instructor-{zlib.crc32(made_of.encode()):08x}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix="venv-"))
-        subprocess.run([sys.executable, "-m", "venv", str(made)], check=True)
-        subprocess.run([str(made / "bin/python"), "-m", "pip", "install", "--quiet", INSTRUCTOR], check=True)
-        made.rename(folder)
-    return folder / "bin/python"
+        made = tempfile.mkdtemp(dir=folder.parent, prefix="instructor-")
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", made, *INSTRUCTOR]
+        subprocess.run(install, check=True)
+        Path(made).rename(folder)
+    return folder
 
 
 def test_the_openai_client_gets_prose_and_then_json(example):
@@ -92,9 +95,10 @@ def test_an_agent_whose_model_never_stops_calling_is_ended_by_the_sdk(example):
         example("agents_sdk")
 
 
-def test_instructor_reads_its_model_from_a_tool_call_and_from_json(server, instructors_python):
-    command = [str(instructors_python), "-I", str(EXAMPLES / "instructor_modes.py"), server.base_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+def test_instructor_reads_its_model_from_a_tool_call_and_from_json(server, instructors_folder):
+    command = [sys.executable, str(EXAMPLES / "instructor_modes.py"), server.base_url]
+    env = {**os.environ, "PYTHONPATH": str(instructors_folder)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     reviews = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(reviews) == 2
