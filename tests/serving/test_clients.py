@@ -40,7 +40,14 @@ def example(server):
     return run
 
 
-INSTRUCTOR = ("instructor==1.17.0", "distro==1.9.0", "jiter==0.14.0", "openai==3.3.0", "rich==14.3.4", "tenacity==9.2.1")
+INSTRUCTOR = (
+    "instructor==1.17.0",
+    "distro==1.9.0",
+    "jiter==0.14.0",
+    "openai==3.3.0",
+    "rich==14.3.4",
+    "tenacity==9.2.1",
+)
 
 
 @pytest.fixture(scope="session")
