@@ -44,7 +44,7 @@ async def advise(client: AsyncOpenAI, extra_body: dict | None) -> RunResult:
         tools=[get_weather],
         output_type=Advice,
     )
-    return await Runner.run(agent, "I go to Paris for 3 days. What do I take along?")
+    return await Runner.run(agent, "I go to Paris for 3 days. What do I take along?", max_turns=4)
 
 
 async def run(base_url: str, extra_body: dict | None) -> RunResult:
