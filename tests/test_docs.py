@@ -87,7 +87,7 @@ def site(tmp_path_factory):
 @pytest.mark.slow
 def test_the_site_has_every_page_and_fetches_nothing_from_elsewhere(site):
     pages = {path.stem for path in site.glob("*.html")}
-    assert pages >= {path.stem for path in DOCS.glob("*.md")} | {"presets"}
+    assert pages >= {path.stem for path in DOCS.glob("*.md")}
     for path in site.rglob("*.html"):
         fetched = re.findall(
             r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\"' >]+)", path.read_text("utf-8")
@@ -96,8 +96,8 @@ def test_the_site_has_every_page_and_fetches_nothing_from_elsewhere(site):
 
 
 @pytest.mark.slow
-def test_the_site_shows_the_examples_and_the_presets_page(site):
+def test_the_site_shows_the_examples_and_what_the_pages_link_to_outside_docs(site):
     clients = (site / "clients.html").read_text("utf-8")
     assert "Runner" in clients
     assert "--8&lt;--" not in clients
-    assert "name_pattern" in (site / "presets.html").read_text("utf-8")
+    assert "name_pattern" in (site / "configs/index.html").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""What mkdocs is told besides its configuration: a page that lies outside docs/, and the links to it.
+"""What mkdocs is told besides its configuration: files of configs/ that the pages link to are part of the site.
 
 Invariants:
 - A page reads the same in the repository and on the site: no file of docs/ is changed.
@@ -19,19 +19,17 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-_OUTSIDE = {"presets.md": "configs/README.md"}
-"""Pages of the site that lie elsewhere in the checkout."""
+_LINK = re.compile(r"\]\(\.\./(configs/[\w./-]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what lies outside."""
-    for page, path in _OUTSIDE.items():
-        files.append(File.generated(config, page, content=(_CHECKOUT / path).read_text("utf-8")))
+    """Add what is linked to, under the path that it has in the checkout."""
+    linked = {path for page in files.documentation_pages() for path in _LINK.findall(page.content_string)}
+    for path in sorted(linked):
+        files.append(File.generated(config, path, abs_src_path=str(_CHECKOUT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 -- mkdocs' names
-    """Let links to what lies outside lead to its page."""
-    for name, path in _OUTSIDE.items():
-        markdown = re.sub(rf"\]\(\.\./{re.escape(path)}(?=[)#])", f"]({name}", markdown)
-    return markdown
+    """Let the links lead there."""
+    return _LINK.sub(r"](\1", markdown)
