@@ -37,6 +37,7 @@ FOREIGN = {
     "xgrammar": {"engines/xgrammar"},
     "llguidance": {"engines/guidance"},
     "glrmask": {"engines/glrmask"},
+    "prometheus_client": {"adapter/metrics"},
 }
 """Foreign package -> the layers, or beginnings of paths, that may import it."""
 

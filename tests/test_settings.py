@@ -48,6 +48,7 @@ def test_the_defaults_are_those_of_the_documentation():
         "trace_files": 1000,
         "trace_mb": 100,
         "trace_prompt": False,
+        "metrics": True,
     }
 
 

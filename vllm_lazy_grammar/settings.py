@@ -67,6 +67,7 @@ class Settings:
         trace_files: files kept in `trace_dir`, at most; the oldest go first.
         trace_mb: their size together, at most, in MB.
         trace_prompt: tell the prompt's text too.
+        metrics: count requests, triggers, compiles, masks, caches and drafts on vLLM's ``/metrics``.
     """
 
     prewarm: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
@@ -95,6 +96,7 @@ class Settings:
     trace_files: int = _setting(1000, 1, "a whole number of files, 1 or more")
     trace_mb: int = _setting(100, 1, "a whole number of MB, 1 or more")
     trace_prompt: bool = _setting(False, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
+    metrics: bool = _setting(True, 0, "true or false")  # noqa: FBT003  (a default, named by its field)
 
     def __post_init__(self) -> None:
         if self.trace_rate and not self.trace_dir:

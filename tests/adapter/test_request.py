@@ -62,7 +62,10 @@ def test_markers_are_read_and_none_is_the_default(module):
     assert read(module, [0]).markers == ()
 
 
-@pytest.mark.parametrize(("key", "value"), [("grammar_markers", "x"), ("grammar_markers", [1]), ("grammar_context", 3)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("grammar_markers", "x"), ("grammar_markers", [1]), ("grammar_context", 3), ("grammar_counted_as", "lazy")],
+)
 def test_a_wrong_kind_of_value_names_the_field(module, key, value):
     with pytest.raises(RequestError, match=rf"vllm_xargs\.{key}"):
         read(module, [0], **{key: value})

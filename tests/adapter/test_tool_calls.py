@@ -116,7 +116,9 @@ def named(name):
 
 
 def options(request):
-    return {key.removeprefix("grammar_"): value for key, value in (request.vllm_xargs or {}).items()}
+    found = {key.removeprefix("grammar_"): value for key, value in (request.vllm_xargs or {}).items()}
+    found.pop("counted_as", None)
+    return found
 
 
 def tag(request):
@@ -242,6 +244,20 @@ def test_triggers_of_the_clients_own_and_calls_exclude_each_other(serving):
     request = adjusted(serving(), chat("none", **own))
     assert request.structured_outputs.regex == "[0-9]"
     assert request.vllm_xargs == own["vllm_xargs"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [
+        ({"choice": "auto"}, "tools_auto"),
+        ({"choice": "required"}, "tools_required"),
+        ({"choice": named("get_weather")}, "tools_named"),
+        ({"choice": "none"}, "tools_none"),
+        ({"choice": "auto", "response_format": {"type": "json_object"}}, "tools_or_format"),
+    ],
+)
+def test_the_kind_that_is_counted_is_written_down(serving, wanted, kind):
+    assert adjusted(serving(), chat(**wanted)).vllm_xargs["grammar_counted_as"] == kind
 
 
 def test_other_arguments_in_vllm_xargs_are_kept(serving):

@@ -176,8 +176,12 @@ TRACES = Path(tempfile.gettempdir()) / f"lazy-grammar-tests-{os.getuid()}" / f"t
 """Where the server with traces writes them."""
 
 TRACED = Flags(
-    args=(*LAZY.args, *_WISHING, "--additional-config", json.dumps({"lazy_grammar": {"trace_dir": str(TRACES)}})),
+    args=(
+        *(*LAZY.args, *_WISHING, "--additional-config"),
+        json.dumps({"lazy_grammar": {"trace_dir": str(TRACES), "metrics": False}}),
+    ),
 )
+"""With traces, and without metrics."""
 
 XGRAMMAR = Flags(args=("--structured-outputs-config.backend", "xgrammar", *tool_flags("hermes")))
 STOCK = Flags(args=XGRAMMAR.args, env=(("VLLM_PLUGINS", _CALM),))

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from concurrent.futures import Future
 from functools import partial
@@ -22,6 +23,7 @@ from vllm_lazy_grammar.adapter.faults import Ended
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, RowsOf
 from vllm_lazy_grammar.adapter.joiner import TokenizerJoiner
 from vllm_lazy_grammar.adapter.log import logger
+from vllm_lazy_grammar.adapter.metrics import EngineCounts, tally
 from vllm_lazy_grammar.adapter.request import TRACE, GrammarRequest, grammar_key
 from vllm_lazy_grammar.adapter.tracing import Tracing
 from vllm_lazy_grammar.core import byte_trie, rows
@@ -43,10 +45,13 @@ from vllm_lazy_grammar.settings import Settings
 from vllm_lazy_grammar.tools.parts import plan_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, StructuredOutputOptions
 
     from vllm_lazy_grammar.core.matcher import GrammarKey
     from vllm_lazy_grammar.core.session import Session
+    from vllm_lazy_grammar.core.trace import Trace
 
 _MB = 1 << 20
 _HELD = 0.005
@@ -55,10 +60,20 @@ _SHOWN = 200
 
 
 class Hold:
-    """One request's claim on a compile; releasing it twice is once."""
+    """One request's claim on a compile; releasing it twice is once.
 
-    def __init__(self, compile_: Compile) -> None:
+    Args:
+        compile_: the compile, held.
+        told: called when the request is over, with this and what it did.
+
+    Attributes:
+        since: when a compile that was not done was claimed, by `time.perf_counter`; None where it was done.
+    """
+
+    def __init__(self, compile_: Compile, told: Callable[[Hold, Trace], None] | None = None) -> None:
         self.compile = compile_
+        self.since = None if compile_.ready else time.perf_counter()
+        self._told = told
         self._released = False
 
     @property
@@ -78,6 +93,12 @@ class Hold:
         if not self._released:
             self._released = True
             self.compile.release()
+
+    def over(self, trace: Trace) -> None:
+        """The request is over: give it back, and tell what the request did."""
+        self.release()
+        if self._told is not None:
+            self._told(self, trace)
 
 
 class LazyBackend(StructuredOutputBackend):
@@ -119,6 +140,7 @@ class LazyBackend(StructuredOutputBackend):
             top_k=settings.prewarm_top_k if settings.prewarm else 0,
             dispatcher=Dispatcher(self.trie, plan_of, self._note_wait) if settings.dispatch else None,
             on_warm=_warmed,
+            on_compile=self._note_compile,
         )
         self.bound = BlankBound(self.vocabulary, settings.whitespace_bound)
         self.endings = EndingsStore(self.vocabulary, self.trie, self.worker) if settings.budget else None
@@ -130,6 +152,12 @@ class LazyBackend(StructuredOutputBackend):
             endings=self.endings,
             timeout_ms=settings.trigger_timeout_ms,
         )
+        slow = {} if self.endings is None else {"endings": self.endings}
+        self.counts = EngineCounts(
+            partial(tally, vllm_config) if settings.metrics else lambda: None,
+            {"grammars": self.store, "rows": self.rows},
+            slow,
+        )
         self.rows_of = RowsOf()
         self.tracing = Tracing(settings, self.vocabulary) if settings.trace_dir else None
         self.draft_room = draft_room(vllm_config, wanted=settings.drafts)
@@ -139,13 +167,20 @@ class LazyBackend(StructuredOutputBackend):
 
     def _note_wait(self, key: GrammarKey, seconds: float) -> None:
         """A step waited for the part of a grammar that a call went into."""
+        self.counts.waited("part", seconds)
         if seconds > _HELD:
             self.steps_held += 1
             logger.info("A step was held for %.1f ms by the compile of %s", seconds * 1e3, key.source[:_SHOWN])
 
+    def _note_compile(self, compile_: Compile) -> None:
+        self.counts.compiled(compile_)
+
+    def _hold(self, request: GrammarRequest) -> Hold:
+        return Hold(self.store.get(request.key), partial(self.counts.over, request.kind))
+
     def eager(self, request: GrammarRequest) -> Future[StructuredOutputGrammar]:
         """A future of the request's grammar: vLLM keeps the request out of the batch until it is done."""
-        hold = Hold(self.store.get(request.key))
+        hold = self._hold(request)
         future: Future[StructuredOutputGrammar] = Future()
         finalizer = weakref.finalize(future, hold.release)
         finalizer.atexit = False
@@ -164,15 +199,19 @@ class LazyBackend(StructuredOutputBackend):
         future = target()
         if future is None or compiled.cancelled():
             return
+        if hold.since is not None:
+            self.counts.waited("queue", time.perf_counter() - hold.since)
         error = compiled.exception()
         if error is not None:
             logger.error("Request %s is ended: %s", request.request_id, error)
+            self.counts.unserved(request.kind)
             future.set_result(Ended(error))
             return
         try:
             grammar = self._grammar(request, hold)
         except FAULTS as fault:
             logger.error("Request %s is ended: %s: %s", request.request_id, type(fault).__name__, fault)
+            self.counts.unserved(request.kind)
             future.set_result(Ended(fault))
             return
         finalizer.detach()
@@ -180,11 +219,12 @@ class LazyBackend(StructuredOutputBackend):
 
     def lazy(self, request: GrammarRequest) -> LazyGrammar:
         """The request's grammar, at once: it is compiled while the trigger is awaited."""
-        hold = Hold(self.store.get(request.key))
+        hold = self._hold(request)
         try:
             grammar = self._grammar(request, hold)
         except FAULTS:
             hold.release()
+            self.counts.unserved(request.kind)
             raise
         if hold.compile.prewarmed:
             hold.compile.future.add_done_callback(partial(self._prewarm_awaiting, request))
@@ -241,6 +281,7 @@ class LazyBackend(StructuredOutputBackend):
     def destroy(self) -> None:
         """End the worker; what has not started never starts."""
         self.worker.close()
+        self.counts.close()
         if self.tracing is not None:
             self.tracing.close()
 

@@ -23,6 +23,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.structured_output.request import get_structured_output_key
 
+from vllm_lazy_grammar.adapter import metrics
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import BACKEND, is_lazy, standing_for
 from vllm_lazy_grammar.adapter.reasoning import end_marker, refuse_unseen
@@ -265,6 +266,8 @@ def starting(current: Callable[..., None]) -> Callable[..., None]:
             return
         settings = Settings.from_additional_config(vllm_config.additional_config)
         Choice(settings.engine).require()
+        if settings.metrics:
+            metrics.serve()
         eos = self.generation_config_fields.get("eos_token_id")
         eos_ids = eos if isinstance(eos, list) else () if eos is None else (eos,)
         _keep(settings, vllm_config.model_config, vllm_config.structured_outputs_config, eos_ids)

@@ -272,6 +272,7 @@ class LazyGrammar(StructuredOutputGrammar):
         try:
             if self._reasoning is not None and self._must_stop_reasoning(self._budget - spent):
                 copy_row(row, row_of([self._reasoning.next_of_end(spent)], len(row) * WORD_BITS))
+                self.session.trace.led_out = True
             elif self.session.must_call or 0 <= spent < self._min_tokens:
                 self.session.mask_stops(row)
         except FAULTS as error:
@@ -352,7 +353,7 @@ def _finished(request_id: str, trace: Trace, hold: Hold) -> None:
         f" by {hold.origin}" if hold.origin else "",
         _who_waited(trace),
     )
-    hold.release()
+    hold.over(trace)
 
 
 def _what_was_drafted(trace: Trace) -> str:

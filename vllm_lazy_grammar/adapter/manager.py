@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm.v1.request import RequestStatus
 
 from vllm_lazy_grammar.adapter.backend import LazyBackend
-from vllm_lazy_grammar.adapter.faults import Ended
+from vllm_lazy_grammar.adapter.faults import Ended, heard
 from vllm_lazy_grammar.adapter.grammar import FAULTS, LazyGrammar, Reasoning
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.adapter.request import read
@@ -155,9 +155,16 @@ class ServesLazy(_Base):
             accepted = _grammar_of(request).accept_tokens(request.request_id, new_token_ids)
         if structured is not None and (not accepted or (request.status is not _RUNNING and request.is_finished())):
             if not accepted and isinstance(structured.grammar, LazyGrammar | Ended):
-                request.stop_reason = structured.grammar.told(request)
+                self._end(request, structured.grammar)
             _finish(structured)
         return accepted
+
+    def _end(self, request: Request, grammar: LazyGrammar | Ended) -> None:
+        """The request is ended by its grammar: its client is told why, and it is counted."""
+        request.stop_reason = grammar.told(request)
+        fault, backend = heard(request.stop_reason), getattr(self, "backend", None)
+        if fault is not None and isinstance(backend, LazyBackend):
+            backend.counts.ended(fault)
 
     def validate_tokens(self, request: Request, spec_tokens: list[int]) -> list[int]:
         """The proposer's drafts as far as the grammar takes them, and what the grammar itself knows of the text to come."""

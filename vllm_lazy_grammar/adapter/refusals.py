@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import vllm.envs as vllm_envs
 
+from vllm_lazy_grammar.adapter import metrics
 from vllm_lazy_grammar.adapter.client_errors import as_client_errors
 from vllm_lazy_grammar.adapter.config import is_lazy
 from vllm_lazy_grammar.adapter.log import logger
@@ -102,6 +103,8 @@ def creating_config(current: Callable[..., Any], installed: Callable[[], list[st
         config = current(self, *args, **kwargs)
         if is_lazy(config):
             settings = accepted_start(config)
+            if settings.metrics:
+                metrics.prepare()
             logger.info("Lazy grammars are on: %d names of vLLM rebound; %s", len(installed()), settings.describe())
             logger.debug("Rebound: %s", ", ".join(installed()))
         return config

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from vllm_lazy_grammar.core.counts import EAGER, LAZY, TOOLS
 from vllm_lazy_grammar.core.matcher import GrammarKey, GrammarKind
 from vllm_lazy_grammar.core.triggers import KEYS, TriggerSpec
-from vllm_lazy_grammar.core.xargs import PREFIX, read_bool
+from vllm_lazy_grammar.core.xargs import PREFIX, read_bool, read_word
 from vllm_lazy_grammar.errors import RequestError
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ CONTEXT = "grammar_context"
 TRACE = "grammar_trace"
 """In ``vllm_xargs``: the request's story is written down, where the operator has set a folder for it."""
 
-OPTIONS = (*KEYS, MARKERS, CONTEXT, TRACE)
+COUNTED = "grammar_counted_as"
+"""In ``vllm_xargs``: the kind of request that the metrics count; written by the front end where the grammar is made from tools."""
+
+OPTIONS = (*KEYS, MARKERS, CONTEXT, TRACE, COUNTED)
 """All that is ours in ``vllm_xargs``."""
 
 
@@ -57,6 +61,7 @@ class GrammarRequest:
         traced: it asks that its story is written down.
         prompt: the prompt's tokens; read for a trace alone.
         output: the answer's, a view that grows; read for a trace alone.
+        counted_as: the kind of request that is counted, where the front end said so.
     """
 
     request_id: str
@@ -70,6 +75,12 @@ class GrammarRequest:
     traced: bool = False
     prompt: Sequence[int] = ()
     output: Sequence[int] = ()
+    counted_as: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The kind of request that is counted."""
+        return self.counted_as or (EAGER if self.spec is None else LAZY)
 
 
 def read(
@@ -102,6 +113,7 @@ def read(
         read_bool(params.extra_args or {}, TRACE),
         request.prompt_token_ids or (),
         request.output_token_ids,
+        counted_as(params.extra_args or {}),
     )
 
 
@@ -110,7 +122,8 @@ def trigger_spec(params: SamplingParams) -> TriggerSpec | None:
     extra = params.extra_args or {}
     markers(extra)
     context_marker(extra)
-    return TriggerSpec.parse({key: value for key, value in extra.items() if key not in (MARKERS, CONTEXT, TRACE)})
+    counted_as(extra)
+    return TriggerSpec.parse({key: value for key, value in extra.items() if key not in OPTIONS or key in KEYS})
 
 
 def markers(extra: Mapping[str, Any]) -> tuple[str, ...]:
@@ -119,6 +132,11 @@ def markers(extra: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
         raise RequestError(f"{PREFIX}{MARKERS}", value, "this is a list of texts of tokens")
     return tuple(value)
+
+
+def counted_as(extra: Mapping[str, Any]) -> str:
+    """The kind of request that is counted; empty where nothing is said. RequestError where it is none of those that the front end says."""
+    return "" if extra.get(COUNTED) is None else read_word(extra, COUNTED, TOOLS)
 
 
 def context_marker(extra: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers.utils import get_function_tools
 
 from vllm_lazy_grammar.adapter.refusals import options_of_ours
-from vllm_lazy_grammar.adapter.request import CONTEXT, MARKERS, TRACE
+from vllm_lazy_grammar.adapter.request import CONTEXT, COUNTED, MARKERS, TRACE
 from vllm_lazy_grammar.engines import xgrammar
 from vllm_lazy_grammar.errors import RequestError
 from vllm_lazy_grammar.tools import choice
@@ -168,7 +168,8 @@ class ToolCalls:
         )
         if chosen is None:
             return None
-        extra = {MARKERS: list(chosen.markers)} if chosen.markers else {}
+        extra = {COUNTED: f"tools_{'or_format' if asked.format else wanted.mode}"}
+        extra |= {MARKERS: list(chosen.markers)} if chosen.markers else {}
         if not asked.format:
             context = {CONTEXT: chosen.context} if chosen.context else {}
             return Made(chosen.grammar, chosen.triggers, {**extra, **context})

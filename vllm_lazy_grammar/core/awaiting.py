@@ -15,6 +15,7 @@ import numpy as np
 
 from vllm_lazy_grammar.core.refusals import Refusals
 from vllm_lazy_grammar.core.rows import IdSet, open_row
+from vllm_lazy_grammar.core.trace import Trace
 from vllm_lazy_grammar.core.ways import LONGEST_HALF, WaysIn
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class AwaitingRows:
         triggers: what the gate waits for, and the options.
         inside: how the grammar takes a replay, and the stop ids.
         compile_: the grammar, compiled or on its way.
+
+    Attributes:
+        trace: told of rows that were not just free; the request's, once there is one.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a row depends on
@@ -68,6 +72,7 @@ class AwaitingRows:
         compile_: Compile,
     ) -> None:
         size = vocabulary.size
+        self.trace = Trace(eager=False)
         self._spec, self._compile = triggers.spec, compile_
         self._open = open_row(vocabulary)
         self._stops = IdSet(inside.stop_ids, size)
@@ -143,8 +148,11 @@ class AwaitingRows:
         if pressed is LATE:
             refused = self._refusals.firing(gate)
         if forced and self._force(gate, row, refused, pressed, tails=there):
+            self.trace.forced_rows += 1
             return True
-        if not len(refused) and not (must_call and len(self._stops)):
+        if len(refused):
+            self._note_refused(pressed)
+        elif not (must_call and len(self._stops)):
             return False
         np.copyto(row, self._open)
         refused.mask(row)
@@ -153,6 +161,12 @@ class AwaitingRows:
         else:
             self._stops.allow(row)
         return True
+
+    def _note_refused(self, pressed: Pressed | None) -> None:
+        if pressed is LATE:
+            self.trace.led_out = True
+        else:
+            self.trace.tail_rows += 1
 
     def _write_way(  # noqa: PLR0913 -- what a forced row depends on
         self, ways: WaysIn, gate: Gate, row: Row, refused: IdSet, pressed: Pressed | None, *, tails: bool

@@ -108,6 +108,12 @@ class GrammarStore:
         top_k: at most so many rows are prewarmed per grammar; 0 turns it off.
         dispatcher: takes grammars apart that choose between calls; None: every grammar is compiled in one piece.
         on_warm: called with a `Compile` once everything of it is warm.
+        on_compile: called with a `Compile` once it is done, or has failed; on whatever thread that was.
+
+    Attributes:
+        hits: how often a grammar that was asked for was there, or on its way.
+        misses: how often its compile had to be begun.
+        nbytes: memory of the grammars that nobody holds and are kept.
     """
 
     def __init__(  # noqa: PLR0913 -- what is shared by all requests meets here once
@@ -121,9 +127,12 @@ class GrammarStore:
         top_k: int,
         dispatcher: Dispatcher | None = None,
         on_warm: Callable[[Compile], None] | None = None,
+        on_compile: Callable[[Compile], None] | None = None,
     ) -> None:
         self._engine, self._worker, self.rows, self._row_words = engine, worker, rows, row_words
         self._limit, self.top_k, self._on_warm = limit_bytes, top_k, on_warm
+        self._on_compile = on_compile
+        self.hits = self.misses = self.nbytes = 0
         self._dispatcher = dispatcher
         self._lock = threading.RLock()  # cancelling calls back into `_forget`
         self._table: OrderedDict[GrammarKey, Compile] = OrderedDict()
@@ -139,10 +148,12 @@ class GrammarStore:
     def _get(self, key: GrammarKey, *, is_part: bool) -> Compile:
         with self._lock:
             found = self._table.get(key)
+            self.hits += found is not None
             if found is not None:
                 found.holders += 1
                 self._table.move_to_end(key)
             else:
+                self.misses += 1
                 compile_ = self._table[key] = Compile(key, self)
                 compile_.holders = 1
                 work = partial(self._timed, compile_, is_part=is_part)
@@ -181,6 +192,8 @@ class GrammarStore:
 
     def _compiled(self, compile_: Compile, future: Future[CompiledGrammar], *, warms: bool) -> None:
         self._attend(compile_)
+        if self._on_compile is not None and not future.cancelled():
+            self._on_compile(compile_)
         if future.cancelled() or future.exception() is not None:
             self._forget(compile_)
         elif self.top_k and warms:
@@ -238,6 +251,7 @@ class GrammarStore:
                     break
                 total -= compile_.result().nbytes
                 del self._table[compile_.key]
+            self.nbytes = total
 
     def __len__(self) -> int:
         return len(self._table)

@@ -130,6 +130,10 @@ class EndingsStore:
         trie: its pieces.
         worker: works them out; None: whoever asks first does.
         limit_bytes: bound of what is kept, the least recently asked for goes first; checked when another grammar's are begun.
+
+    Attributes:
+        hits: how often a request's endings were there, or on their way.
+        misses: how often they had to be begun.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class EndingsStore:
         self._uses = count()
         self._found: WeakKeyDictionary[CompiledGrammar, OrderedDict[frozenset[int], Prepared]] = WeakKeyDictionary()
         self._pieces = lru_cache(_SETS)(partial(Pieces, trie))
+        self.hits = self.misses = 0
         self._lock = threading.Lock()
 
     def get(self, grammar: CompiledGrammar, never: frozenset[int]) -> Prepared:
@@ -146,7 +151,9 @@ class EndingsStore:
         with self._lock:
             known = self._found.setdefault(grammar, OrderedDict())
             found = known.get(never)
+            self.hits += found is not None
             if found is None:
+                self.misses += 1
                 self._make_room()
                 found = known[never] = Prepared(partial(self._made, ref(grammar), never), self._worker)
                 if len(known) > _SETS:
@@ -311,6 +318,7 @@ class LeadingOut:
                     cleared = True
         if not masks and not cleared:
             row.fill(-1)
+        self._trace.led_out |= cleared
         return masks or cleared
 
     def _stand(self, endings: Endings, at: Position) -> int:

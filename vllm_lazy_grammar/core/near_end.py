@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from vllm_lazy_grammar.core.journal import Phase
@@ -52,10 +53,14 @@ class NearEnd:
 
     def lead(self, row: Row, remaining: int, *, masks: bool) -> bool:
         """Leave in the row of this position what still ends in time; whether the row masks anything then."""
-        at = self._walk.at
-        if self.leading is None or at.phase is not Phase.INSIDE:
+        walk, leading = self._walk, self.leading
+        if leading is None or walk.at.phase is not Phase.INSIDE:
             return masks
-        return self.leading.lead(at, row, remaining, masks=masks)
+        trace, begin = walk.trace, time.perf_counter()
+        waited = trace.endings_seconds
+        masks = leading.lead(walk.at, row, remaining, masks=masks)
+        trace.fill_seconds += time.perf_counter() - begin - (trace.endings_seconds - waited)
+        return masks
 
     def owes(self, remaining: int) -> int | None:
         """Tokens that the shortest way to the end takes while the model still reasons, the stop id included: a few more at most.

@@ -261,6 +261,10 @@ class RowCache:
 
     Args:
         limit_bytes: bound on the bytes held, a fixed cost per entry counted; a row that alone is larger is not kept.
+
+    Attributes:
+        hits: how often a row that was asked for was there.
+        misses: how often it was not.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -268,6 +272,7 @@ class RowCache:
         self._lock = threading.Lock()
         self._rows: OrderedDict[Hashable, Row] = OrderedDict()
         self._nbytes = 0
+        self.hits = self.misses = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -282,7 +287,9 @@ class RowCache:
         with self._lock:
             row = self._rows.get(key)
             if row is None:
+                self.misses += 1
                 return False
+            self.hits += 1
             self._rows.move_to_end(key)
         if len(row):
             np.copyto(out, row)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from vllm_lazy_grammar.core.awaiting import AwaitingRows
+    from vllm_lazy_grammar.core.awaiting import AwaitingRows, Pressed
     from vllm_lazy_grammar.core.compiles import Compile
     from vllm_lazy_grammar.core.completion import Outcome
     from vllm_lazy_grammar.core.drafts import Drafts
@@ -79,6 +79,8 @@ class Session:
         self._stops = inside.stop_ids
         self._walk = Walk(inside, compile_, spec, gate)
         self._is_eager = gate is None
+        if awaiting is not None:
+            awaiting.trace = self._walk.trace
         self._masks = Masks(inside, awaiting)
         self._slot = RowSlot()
         self.drafts = drafts
@@ -201,6 +203,7 @@ class Session:
         if keep:
             self._slot.keep(row, masks=masks)
         walk.trace.fill_seconds += _now() - begin
+        walk.trace.rows += 1
         return masks
 
     def fill_window(self, rows: Rows, drafts: Sequence[int], remaining: int | None = None) -> bool:
@@ -210,13 +213,21 @@ class Session:
     def _fill_near_end(self, row: Row, remaining: int, *, keep: bool) -> bool:
         walk = self._walk
         if remaining == 1 and self._stops and walk.has_called:
+            walk.trace.led_out = True
+            walk.trace.rows += 1
             return self._masks.ending(row)
         pressed = self._near_end.pressed(remaining)
-        if pressed is None:
-            masks = self.fill(row, keep=keep)
-        elif not (masks := self._masks.fill(walk, row, pressed)):
-            row.fill(ALL)
+        masks = self.fill(row, keep=keep) if pressed is None else self._fill_pressed(row, pressed)
         return self._near_end.lead(row, remaining, masks=masks)
+
+    def _fill_pressed(self, row: Row, pressed: Pressed) -> bool:
+        trace, begin = self._walk.trace, _now()
+        masks = self._masks.fill(self._walk, row, pressed)
+        if not masks:
+            row.fill(ALL)
+        trace.fill_seconds += _now() - begin
+        trace.rows += 1
+        return masks
 
     def look_ahead(self) -> None:
         """Have it worked out how the grammar ends, for a budget that will soon ask; the compile is done."""

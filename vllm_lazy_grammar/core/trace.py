@@ -32,6 +32,10 @@ class Trace:
         events: what happened, in order.
         joined_seconds: time the engine's step waited for the compile.
         fill_seconds: time spent making rows; a copied row adds nothing.
+        rows: rows that were made.
+        tail_rows: those of them that left out tokens which would fire with a replay that the grammar refuses.
+        forced_rows: those that left only the way into a trigger.
+        led_out: some row was narrowed so that the answer ends within its budget.
         forced_seconds: time spent looking for forced tokens; nothing where the row was there.
         endings_seconds: time the engine's steps waited for how the grammar ends.
         needed: tokens that the shortest text needs, where it does not fit into the budget; None where it does, or was not looked at.
@@ -45,6 +49,10 @@ class Trace:
     events: list[Event] = field(default_factory=list)
     joined_seconds: float = 0.0
     fill_seconds: float = 0.0
+    rows: int = 0
+    tail_rows: int = 0
+    forced_rows: int = 0
+    led_out: bool = False
     forced_seconds: float = 0.0
     endings_seconds: float = 0.0
     needed: int | None = None

@@ -98,13 +98,15 @@ class Window:
         at = self._walk.at
         if at.phase is not _INSIDE or not self._are_plain(drafts):
             return False
-        begin = time.perf_counter()
+        trace, begin = self._walk.trace, time.perf_counter()
+        waited = trace.endings_seconds
         blanks = self._blanks(at, drafts) if hasattr(at.matcher, "fill_ahead") else None
         if blanks is None:
             filled = self._fill_by_turns(at, rows, drafts, remaining)
         else:
             filled = self._fill_at_once(at, rows, drafts, blanks, remaining)
-        self._walk.trace.fill_seconds += time.perf_counter() - begin
+        trace.fill_seconds += time.perf_counter() - begin - (trace.endings_seconds - waited)
+        trace.rows += len(rows) if filled else 0
         return filled
 
     def _fill_at_once(

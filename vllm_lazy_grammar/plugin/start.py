@@ -124,6 +124,10 @@ def start(installed: Callable[[], list[str]]) -> list[Seam]:
                 Exists(Target("vllm.envs", "environment_variables[VLLM_USE_RUST_FRONTEND]")),
                 LooksUp(Target("vllm.entrypoints.launchers.api_server.entry", _ENTRY), "create_engine_config"),
                 LooksUp(Target("vllm.v1.engine.llm_engine", "LLMEngine.from_engine_args"), "create_engine_config"),
+                LooksUp(Target("vllm.v1.metrics.prometheus", "get_prometheus_registry"), "REGISTRY"),
+                LooksUp(Target("vllm.v1.metrics.prometheus", "get_prometheus_registry"), "MultiProcessCollector"),
+                LooksUp(Target("vllm.entrypoints.serve.instrumentator.metrics", "attach_router"), _REGISTRY),
+                Exists(Target("vllm.config.parallel", "ParallelConfig.__dataclass_fields__[data_parallel_index]")),
             ),
         ),
         Seam(
@@ -142,3 +146,4 @@ def start(installed: Callable[[], list[str]]) -> list[Seam]:
 
 
 _ENTRY = "build_async_engine_client_from_engine_args"
+_REGISTRY = "get_prometheus_registry"

@@ -1,4 +1,4 @@
-"""scripts/bench: all benchmarks, or those named: steps windows gate trie masks endings dispatch first_token drafts traces."""
+"""scripts/bench: all benchmarks, or those named: steps windows gate trie masks endings dispatch first_token drafts traces metrics."""
 
 from __future__ import annotations
 
@@ -95,6 +95,12 @@ def _traces() -> None:
     traces.run(demo_model())
 
 
+def _metrics() -> None:
+    from scripts.lib.bench import metrics
+
+    metrics.run(demo_model())
+
+
 BENCHES = {
     "steps": _steps,
     "windows": _windows,
@@ -106,6 +112,7 @@ BENCHES = {
     "first_token": _first_token,
     "drafts": _drafts,
     "traces": _traces,
+    "metrics": _metrics,
 }
 
 
