@@ -15,6 +15,7 @@ from vllm_lazy_grammar.core.matcher import GrammarKey
 from vllm_lazy_grammar.core.prewarm import Worker
 from vllm_lazy_grammar.core.rows import RowCache, ones
 from vllm_lazy_grammar.core.trace import Trace
+from vllm_lazy_grammar.engines.xgrammar import XgrammarEngine
 from vllm_lazy_grammar.errors import GrammarError
 from vllm_lazy_grammar.testing import FakeEngine, small_vocabulary
 
@@ -29,9 +30,9 @@ def workshop():
 def told(session, kind=counts.LAZY, origin="xgrammar, since it can"):
     """What a session's trace adds, but the seconds, as {name: amount} or {name/label: amount}."""
     changes = of_request(kind, origin, session.trace)
-    short = {(f"{c.metric.name}/{c.value}" if c.value else c.metric.name): c.amount for c in changes}
-    plain = {name.removeprefix(counts.PREFIX).removesuffix("_total"): amount for name, amount in short.items()}
-    return {name: amount for name, amount in plain.items() if "seconds" not in name}
+    names = [change.metric.name.removeprefix(counts.PREFIX).removesuffix("_total") for change in changes]
+    found = {"/".join(filter(None, (name, c.value))): c.amount for name, c in zip(names, changes, strict=True)}
+    return {name: amount for name, amount in found.items() if "seconds" not in name}
 
 
 # -- the names --------------------------------------------------------------------------------------------------------
@@ -69,7 +70,8 @@ def test_a_request_whose_trigger_fired_and_that_was_armed_again(workshop):
         row(session)
         assert feed(session, "a", "b", "c")
     assert told(session) == {
-        "requests/lazy": 1, "compiler_requests/xgrammar": 1, "armed": 3, "fired/word": 2, "mask_rows": 2
+        "requests/lazy": 1, "compiler_requests/xgrammar": 1, "armed": 3, "fired/word": 2, "mask_rows": 2,
+        "refused_tail_rows": 2,  # `abc` would fire, and the grammar takes no c
     }  # fmt: skip
 
 
@@ -82,30 +84,33 @@ def test_a_request_that_never_fired(workshop):
 
 
 def test_a_trigger_whose_text_the_grammar_refuses_is_disarmed_and_counts_as_not_fired(workshop):
-    session = workshop.session("ab", "pattern:(a?)c", on_reject="disarm")
-    assert feed(session, "c")
+    session = workshop.session("bc", "word:a", on_reject="disarm")
+    assert feed(session, "a")
     found = told(session)
     assert (found["disarmed"], found["never_fired/lazy"]) == (1, 1)
 
 
 def test_rows_without_refused_tails_and_with_only_the_way_into_a_trigger_are_told(workshop):
-    masking = workshop.session("ab", "word:ac")
-    assert row(masking)[0]
-    assert feed(masking, "a")
-    assert row(masking)[0]
+    masking = workshop.session("bc1", "word:ab")
+    for text in ("{", "a"):
+        assert feed(masking, text)
+        assert row(masking)[0]
     assert told(masking)["refused_tail_rows"] == 2
     forced = workshop.session("ab", "word:ab", mandatory=True, force_after=0)
     assert row(forced)[0]
     assert told(forced)["forced_requests"] == 1
 
 
-def test_a_request_that_is_led_out_and_one_whose_budget_is_too_small(workshop):
-    led, short = (workshop.session("(ab)*c", budget=True) for _ in range(2))
-    out = ones(workshop.vocabulary.row_words)
-    led.fill(out, 2)
+def test_a_request_that_is_led_out_one_whose_budget_is_too_small_and_one_whose_ends_are_not_known(workshop):
+    braces = Workshop(engine=XgrammarEngine(workshop.vocabulary, max_threads=1))
+    led, short = (braces.session('root ::= "{" root "}" | "a"', kind="grammar", budget=True) for _ in range(2))
+    unknown = workshop.session("(ab)*c", budget=True)
+    for session, remaining in ((led, 3), (short, 1), (unknown, 3)):
+        session.fill(ones(workshop.vocabulary.row_words), remaining)
+    braces.close()
     assert told(led, counts.EAGER)["led_out_requests"] == 1
-    short.fill(out, 1)
     assert told(short, counts.EAGER)["budget_missed/too_short"] == 1
+    assert told(unknown, counts.EAGER)["budget_missed/unknown"] == 1
 
 
 def test_seconds_and_drafts_come_from_the_trace():

@@ -64,6 +64,11 @@ _RARELY = 1.0
 
 _numbers = itertools.count()
 
+_FILE_TYPE: Any = MmapedDict
+_COLLECTOR: Any = MultiProcessCollector
+_spelled: Any = floatToGoString
+"""These of Prometheus' client say nothing of their types."""
+
 
 # -- the folder -------------------------------------------------------------------------------------------------------
 
@@ -151,9 +156,9 @@ class Files:
         weakref.finalize(self, _close, os.getpid(), list(self._files.values()), lock, folder, stem)
 
     @staticmethod
-    def _open(path: Path) -> MmapedDict:
+    def _open(path: Path) -> Any:
         path.unlink(missing_ok=True)  # of a process that had the same id
-        return MmapedDict(str(path))
+        return _FILE_TYPE(str(path))
 
     def write(self, series: Series, value: float) -> None:
         """Write one value."""
@@ -173,7 +178,7 @@ class Files:
         elif part == SUM:
             suffix = "_sum"
         elif part is not None:
-            suffix, names, labels = "_bucket", (*names, "le"), (*labels, floatToGoString(part))
+            suffix, names, labels = "_bucket", (*names, "le"), (*labels, _spelled(part))
         return mmap_key(name, name + suffix, list(names), list(labels), metric.help)
 
 
@@ -182,7 +187,7 @@ def _base_name(metric: counts.Metric) -> str:
     return metric.name.removesuffix("_total")
 
 
-def _close(pid: int, files: Sequence[MmapedDict], lock: int, folder: Path, stem: str) -> None:
+def _close(pid: int, files: Sequence[Any], lock: int, folder: Path, stem: str) -> None:
     if pid != os.getpid():  # a fork of whose they are
         return
     for file in files:
@@ -207,6 +212,7 @@ def tally(vllm_config: Any) -> Tally | None:
     """The counts of an engine, written to where /metrics finds them; None where there is no such place."""
     folder = os.environ.get(THEIRS) or _own_folder()
     if folder is None:
+        logger.warning("Lazy grammars are not counted on /metrics: what serves it did not start this engine")
         return None
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     labels = {"model_name": str(model.served_model_name), "engine": str(parallel.data_parallel_index)}
@@ -309,7 +315,7 @@ class Collector:
     def collect(self) -> list[Metric]:
         """What the engines have written; nothing where it can not be read: vLLM's own metrics are on the same page."""
         try:
-            return list(MultiProcessCollector(None, str(self._folder)).collect())
+            return list(_COLLECTOR(None, str(self._folder)).collect())
         except FAULTS as error:
             if not self._failed:
                 logger.error("Lazy grammars are missing on /metrics: %s: %s", type(error).__name__, error)

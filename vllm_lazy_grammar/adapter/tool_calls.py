@@ -168,7 +168,7 @@ class ToolCalls:
         )
         if chosen is None:
             return None
-        extra = {COUNTED: f"tools_{'or_format' if asked.format else wanted.mode}"}
+        extra: dict[str, Any] = {COUNTED: f"tools_{'or_format' if asked.format else wanted.mode}"}
         extra |= {MARKERS: list(chosen.markers)} if chosen.markers else {}
         if not asked.format:
             context = {CONTEXT: chosen.context} if chosen.context else {}

@@ -23,11 +23,11 @@ def run(model: Path) -> None:
     tokens = tokens_of(counting.tokenizer, VALUE)
     print(f"\nMetrics: {COUNT} requests, us per request")
     print("| what | with metrics / without / ratio |\n| --- | --- |")
-    steps = (partial(_seconds, each, "lazy", tokens, COUNT) for each in (counting, silent))
-    _row(f"a step, of {len(tokens)} of one JSON answer", *steps, BAR)
+    mine, theirs = (partial(_seconds, each, "lazy", tokens, COUNT) for each in (counting, silent))
+    _row(f"a step, of {len(tokens)} of one JSON answer", mine, theirs, BAR)
     for name, xargs in (("eager", None), ("lazy, never fired", _LAZILY)):
-        ends = (partial(_ends, each, xargs) for each in (counting, silent))
-        _row(f"the end of a request, {name}", *ends, None)
+        at_end, silently = (partial(_ends, each, xargs) for each in (counting, silent))
+        _row(f"the end of a request, {name}", at_end, silently, None)
     for each in (counting, silent):
         each.clear_backend()
 
