@@ -37,7 +37,7 @@ FOREIGN = {
     "xgrammar": {"engines/xgrammar"},
     "llguidance": {"engines/guidance"},
     "glrmask": {"engines/glrmask"},
-    "prometheus_client": {"adapter/metrics"},
+    "prometheus_client": {"adapter/metric"},
 }
 """Foreign package -> the layers, or beginnings of paths, that may import it."""
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.adapter.test_manager import LAZILY, SCHEMA, Engine
+from tests.adapter.test_metric_files import read
 from tests.quiet import import_quietly, import_vllm
+from vllm_lazy_grammar.adapter import metric_files
+from vllm_lazy_grammar.adapter.metric_files import OURS, THEIRS
 from vllm_lazy_grammar.core import counts
 from vllm_lazy_grammar.core.counts import METRICS, Change
 
@@ -26,24 +27,11 @@ def module(monkeypatch, tmp_path):
     """The module, in a process that has no folder yet; the system's temporary folder is one of the test's own."""
     import_vllm()
     found = import_quietly("vllm_lazy_grammar.adapter.metrics")
-    for name in (found.OURS, found.THEIRS):
+    for name in (OURS, THEIRS):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(found.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(found, "_made", {})
+    monkeypatch.setattr(metric_files.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(metric_files, "_made", {})
     monkeypatch.setattr(found, "_served", set())
-    return found
-
-
-def read(module, folder):
-    """All samples in a folder, as Prometheus' own collector reads them: {(name, labels besides model and engine): value}."""
-    from prometheus_client.multiprocess import MultiProcessCollector
-
-    found = {}
-    for metric in MultiProcessCollector(None, str(folder)).collect():
-        for sample in metric.samples:
-            labels = {**sample.labels}
-            assert (labels.pop("model_name"), labels.pop("engine")) == ("m", "0")
-            found[sample.name, *sorted(labels.values())] = sample.value
     return found
 
 
@@ -66,131 +54,22 @@ def config(name="m", engine=0):
     return SimpleNamespace(model_config=model, parallel_config=parallel)
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_written_is_what_prometheus_own_metrics_write(module, tmp_path):
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    ours.mkdir()
-    theirs.mkdir()
-    files = module.Files(ours, LABELS, stays=True)
-    tally = counts.Tally(files.write)
-    for series in tally.values:
-        files.write(series, 0)
-    observed = (0.0004, 0.3, 99.0)
-    tally.add([Change(counts.REQUESTS, 3, "lazy"), Change(counts.CACHE_BYTES, 7, "rows")])
-    tally.add([Change(counts.COMPILE_SECONDS, seconds, "xgrammar") for seconds in observed])
-    source = f"""
-import prometheus_client as p
-by = {list(LABELS)}, {list(LABELS.values())}
-p.Counter({counts.REQUESTS.name!r}, "", by[0] + ["kind"]).labels(*by[1], "lazy").inc(3)
-p.Gauge({counts.CACHE_BYTES.name!r}, "", by[0] + ["cache"], multiprocess_mode="mostrecent").labels(*by[1], "rows").set(7)
-buckets = {[str(b) for b in counts.COMPILE_SECONDS.buckets]}
-made = p.Histogram({counts.COMPILE_SECONDS.name!r}, "", by[0] + ["compiler"], buckets=[float(b) for b in buckets])
-for seconds in {observed}:
-    made.labels(*by[1], "xgrammar").observe(seconds)
-"""
-    subprocess.run([sys.executable, "-c", source], check=True, env={**os.environ, module.THEIRS: str(theirs)})
-    mine, known = read(module, ours), read(module, theirs)
-    assert known == {key: value for key, value in mine.items() if key in known}
-    assert [key for key, value in mine.items() if value and key not in known] == []
+# -- who writes --------------------------------------------------------------------------------------------------------
 
 
 def test_every_metric_is_there_from_the_start(module, tmp_path, monkeypatch):
-    monkeypatch.setenv(module.THEIRS, str(tmp_path))
+    monkeypatch.setenv(THEIRS, str(tmp_path))
     assert module.tally(config()) is not None
-    names = {name for name, *_ in read(module, tmp_path)}
+    names = {name for name, *_ in read(tmp_path)}
     assert [m.name for m in METRICS if {m.name, f"{m.name}_sum"}.isdisjoint(names)] == []
 
 
 def test_two_engines_of_one_process_write_beside_each_other(module, tmp_path, monkeypatch):
-    monkeypatch.setenv(module.THEIRS, str(tmp_path))
+    monkeypatch.setenv(THEIRS, str(tmp_path))
     one, two = module.tally(config()), module.tally(config())
     for tally in (one, two):
         tally.add([Change(counts.ARMED, 1)])
-    assert read(module, tmp_path)["lazy_grammar_armed_total",] == 2
-
-
-def test_files_of_a_dead_process_go_with_the_next_engine_and_those_of_a_living_one_stay(module, tmp_path):
-    living = module.Files(tmp_path, LABELS, stays=True)
-    source = (
-        "import os, sys; from tests.quiet import import_vllm; import_vllm(); from pathlib import Path\n"
-        "from vllm_lazy_grammar.adapter.metrics import Files\n"
-        f"files = Files(Path({str(tmp_path)!r}), {LABELS!r}, stays=True); os.kill(os.getpid(), 9)"
-    )
-    killed = subprocess.run([sys.executable, "-c", source], check=False, cwd=Path(__file__).parents[2])
-    assert killed.returncode == -9
-    assert len(list(tmp_path.glob("*.db"))) == 6
-    next_one = module.Files(tmp_path, LABELS, stays=True)
-    assert sorted({path.stem.split("_")[-1] for path in tmp_path.glob("*.db")}) == sorted(
-        [living._name, next_one._name]
-    )
-    assert len(list(tmp_path.glob("*.lock"))) == 2
-
-
-def test_files_in_a_folder_of_ours_go_with_their_engine_and_those_in_vllms_stay_until_the_next(module, tmp_path):
-    module.Files(tmp_path, LABELS, stays=False)
-    gc.collect()
-    assert list(tmp_path.iterdir()) == []
-    module.Files(tmp_path, LABELS, stays=True)
-    gc.collect()
-    assert len(list(tmp_path.glob("*.db"))) == 3
-
-
-# -- the folder -------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_is_made_once_and_where_vllm_has_one_none(module, monkeypatch, tmp_path):
-    module.prepare()
-    made = os.environ[module.OURS]
-    module.prepare()
-    assert os.environ[module.OURS] == made
-    assert [str(path) for path in tmp_path.iterdir()] == [made]
-    monkeypatch.delenv(module.OURS)
-    monkeypatch.setenv(module.THEIRS, str(tmp_path))
-    module.prepare()
-    assert module.OURS not in os.environ
-
-
-def test_the_folder_of_a_process_that_has_started_this_one_is_used_only_where_it_was_started_by_multiprocessing(
-    module, monkeypatch, tmp_path
-):
-    other = tmp_path / "other"
-    other.mkdir()
-    monkeypatch.setenv(module.OURS, str(other))
-    assert module._own_folder() is None
-    monkeypatch.setattr(module.multiprocessing, "parent_process", object)
-    assert module._own_folder() == other
-    other.rmdir()
-    assert module._own_folder() is None
-
-
-def test_a_folder_that_a_killed_process_left_goes_with_the_next_start_and_a_living_ones_stays(module, tmp_path):
-    module.prepare()
-    living = Path(os.environ[module.OURS])
-    left, foreign = tmp_path / "lazy-grammar-metrics-left", tmp_path / "lazy-grammar-metrics-foreign"
-    for folder in (left, foreign):
-        folder.mkdir()
-    (left / "owner.lock").touch()
-    (left / "counter_lazygrammar-1-0.db").touch()
-    module._remove_left_behind(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([living, foreign])
-
-
-def test_the_folder_goes_with_its_process(module, tmp_path):
-    source = (
-        "from tests.quiet import import_vllm; import_vllm()\n"
-        "import os; from vllm_lazy_grammar.adapter import metrics as m\n"
-        "m.prepare(); print(os.environ[m.OURS], os.path.isdir(os.environ[m.OURS]))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", source], check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
-    folder, existed = run.stdout.split()[-2:]
-    assert existed == "True"
-    assert Path(folder).parent == tmp_path
-    assert not Path(folder).exists()
+    assert read(tmp_path)["lazy_grammar_armed_total",] == 2
 
 
 # -- who reads --------------------------------------------------------------------------------------------------------
@@ -204,7 +83,8 @@ def test_the_default_registry_shows_what_engines_count_beside_vllms(module):
     module.serve()
     try:
         assert len(registered(module)) == 1
-        module.tally(config()).add([Change(counts.FIRED, 2, "word")])
+        tally = module.tally(config())
+        tally.add([Change(counts.FIRED, 2, "word")])
         page = generate_latest(REGISTRY).decode()
         assert 'lazy_grammar_fired_total{engine="0",model_name="m",trigger="word"} 2.0' in page
         assert "# TYPE lazy_grammar_fired_total counter" in page
@@ -214,7 +94,7 @@ def test_the_default_registry_shows_what_engines_count_beside_vllms(module):
 
 
 def test_where_vllm_has_a_folder_the_registry_is_left_alone(module, monkeypatch, tmp_path):
-    monkeypatch.setenv(module.THEIRS, str(tmp_path))
+    monkeypatch.setenv(THEIRS, str(tmp_path))
     module.serve()
     assert registered(module) == []
 
@@ -223,9 +103,12 @@ def test_a_folder_that_can_not_be_read_costs_the_page_nothing_else_and_is_told_o
     told = []
     monkeypatch.setattr(module.logger, "error", lambda *args: told.append(args))
     collector = module.Collector(tmp_path)
-    (tmp_path / "counter_lazygrammar-1-0.db").write_bytes(b"\xff" * 64)
+    broken = bytes([64, *bytes(7), 99, *bytes(55)])  # 64 bytes are used, and the first entry has 99
+    (tmp_path / "counter_lazygrammar-1-0.db").write_bytes(broken)
     assert [collector.collect(), collector.collect()] == [[], []]
     assert len(told) == 1
+    (tmp_path / "counter_lazygrammar-1-0.db").write_bytes(b"")
+    assert collector.collect() == []
     (tmp_path / "counter_lazygrammar-1-0.db").unlink()
     assert [metric.name for metric in collector.describe()][:1] == ["lazy_grammar_requests"]
 
@@ -275,9 +158,7 @@ def test_an_engine_counts_each_request_once_when_it_is_over(engine, module):
     assert found["cache_misses_total/grammars"] == 1
     assert found["cache_bytes/grammars"] > 0
     (page,) = [
-        each
-        for each in module.Collector(Path(os.environ[module.OURS])).collect()
-        if each.name == "lazy_grammar_requests"
+        each for each in module.Collector(Path(os.environ[OURS])).collect() if each.name == "lazy_grammar_requests"
     ]
     assert [s.value for s in page.samples if s.labels["kind"] == "lazy"] == [2]
 
@@ -321,4 +202,4 @@ def test_with_the_setting_off_there_is_no_folder_and_nothing_is_counted(engine, 
     request = engine.request(LAZILY, json=SCHEMA)
     engine.ready(request).finish()
     assert engine.manager.backend.counts._tally is None
-    assert module.OURS not in os.environ
+    assert OURS not in os.environ

@@ -1,222 +1,71 @@
 """What is counted, on vLLM's own /metrics.
 
 The engine counts, and another process serves /metrics. What crosses between them is a folder of files in the format of Prometheus'
-multiprocess mode: the engine writes them, whoever is asked for /metrics reads them.
+multiprocess mode: the engine writes them, whoever is asked for /metrics reads them (see `metric_files`).
 
-- Several API servers: vLLM itself has set such a folder up (PROMETHEUS_MULTIPROC_DIR), and each of them reads all that lies there.
-- One API server, or the offline ``LLM``: that variable is not set, and setting it would take some of vLLM's own metrics away. A folder of our
-  own is made by the process that makes the engine's configuration, and the registry that vLLM serves is told of it.
+- Several API servers: vLLM itself has set such a folder up, and each of them reads all that lies there.
+- One API server, or the offline ``LLM``: there is none, and making one vLLM's would take some of its own metrics away. A folder of our own is
+  made by the process that makes the engine's configuration, and the registry that vLLM serves is told of it.
 
 Invariants:
-- vLLM's own metrics are those of a server without us: none of its files is touched, and no variable of Prometheus is set.
-- No name is rebound: a file in the folder, or a collector in the default registry, is all that vLLM sees.
-- A folder goes with the process that made it. What a killed process left is known by a lock that nobody holds, and removed by the next start.
+- vLLM's own metrics are those of a server without us. No name is rebound: a file in the folder, or a collector in the default registry, is
+  all that vLLM sees.
 - A fault here ends the metrics, with one line in the log, and nothing else.
 """
 
 from __future__ import annotations
 
-import fcntl
-import itertools
-import multiprocessing
-import os
-import shutil
-import tempfile
+import struct
 import threading
 import time
-import weakref
-from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY, Metric
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.utils import floatToGoString
 
+from vllm_lazy_grammar.adapter import metric_files
 from vllm_lazy_grammar.adapter.grammar import FAULTS
 from vllm_lazy_grammar.adapter.log import logger
 from vllm_lazy_grammar.core import counts
-from vllm_lazy_grammar.core.counts import METRICS, SUM, Change, Tally
+from vllm_lazy_grammar.core.counts import METRICS, Change, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from vllm_lazy_grammar.adapter.backend import Hold
     from vllm_lazy_grammar.adapter.faults import Fault
     from vllm_lazy_grammar.core.compiles import Compile
-    from vllm_lazy_grammar.core.counts import Cache, Series
+    from vllm_lazy_grammar.core.counts import Cache
     from vllm_lazy_grammar.core.trace import Trace
-
-THEIRS = "PROMETHEUS_MULTIPROC_DIR"
-"""Set by vLLM for several API servers, or by an operator."""
-
-OURS = "LAZY_GRAMMAR_METRICS_DIR"
-"""Set here, for the processes that this one starts."""
-
-_FOLDER, _FILE = "lazy-grammar-metrics-", "lazygrammar-"
-_LOCK = "owner.lock"
-_PREFIXES = {"counter": "counter", "histogram": "histogram", "gauge": "gauge_mostrecent"}
-"""How the names of files begin, by which Prometheus' client knows what is in them."""
 
 _RARELY = 1.0
 """Seconds between two looks at a cache whose bytes have to be added up."""
 
-_numbers = itertools.count()
-
-_FILE_TYPE: Any = MmapedDict
 _COLLECTOR: Any = MultiProcessCollector
-_spelled: Any = floatToGoString
-"""These of Prometheus' client say nothing of their types."""
-
-
-# -- the folder -------------------------------------------------------------------------------------------------------
+"""Prometheus' client says nothing of its type."""
 
 
 def prepare() -> None:
     """Have a folder for this process and those that it starts, where vLLM has none."""
-    if THEIRS in os.environ or _own_folder() is not None:
-        return
     try:
-        _remove_left_behind(Path(tempfile.gettempdir()))
-        os.environ[OURS] = str(_make_folder())
+        metric_files.have_folder()
     except OSError as error:
         logger.error("Lazy grammars are not counted on /metrics: no folder can be made: %s", error)
-
-
-def _own_folder() -> Path | None:
-    """The folder of this process, or of the one that started it; None where there is none (any more)."""
-    path = os.environ.get(OURS)
-    known = path is not None and (path in _made or multiprocessing.parent_process() is not None)
-    return Path(path) if path is not None and known and Path(path).is_dir() else None
-
-
-_made: dict[str, int] = {}
-"""Folders that this process made, or the one that it was forked from, and the lock of each: held as long as one of them lives."""
-
-
-def _make_folder() -> Path:
-    path = Path(tempfile.mkdtemp(prefix=_FOLDER))
-    _made[str(path)] = _hold(path / _LOCK)
-    # At this process' end, whatever way a process of multiprocessing ends, behind the end of those that it started; not in a forked one.
-    Finalize(None, shutil.rmtree, (path, True), exitpriority=-1)
-    return path
-
-
-def _hold(path: Path) -> int:
-    """Make a file that is locked before it has its name."""
-    new = path.with_suffix(".new")
-    descriptor = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    new.rename(path)
-    return descriptor
-
-
-def _is_left_behind(lock: Path) -> bool:
-    """Whether all processes that held this lock are gone."""
-    try:
-        descriptor = os.open(lock, os.O_RDWR)
-    except OSError:  # removed meanwhile, or another user's
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _remove_left_behind(folder: Path) -> None:
-    for lock in folder.glob(f"{_FOLDER}*/{_LOCK}"):
-        if lock.parent.lstat().st_uid == os.getuid() and _is_left_behind(lock):
-            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 # -- who writes -------------------------------------------------------------------------------------------------------
 
 
-class Files:
-    """The files of one engine in a folder; used by one thread at a time. They are closed when this object goes.
-
-    Args:
-        folder: where.
-        labels: that every series has, before its own.
-        stays: the files outlive this object, until another engine's start: whoever reads the folder would fail where one goes meanwhile.
-    """
-
-    def __init__(self, folder: Path, labels: Mapping[str, str], *, stays: bool) -> None:
-        _remove_left_files(folder)
-        self._name = f"{_FILE}{os.getpid()}-{next(_numbers)}"
-        self._names, self._labels = tuple(labels), tuple(labels.values())
-        lock = _hold(folder / f"{self._name}.lock")
-        self._files = {kind: self._open(folder / f"{prefix}_{self._name}.db") for kind, prefix in _PREFIXES.items()}
-        self._keys: dict[Series, str] = {}
-        stem = "" if stays else self._name
-        weakref.finalize(self, _close, os.getpid(), list(self._files.values()), lock, folder, stem)
-
-    @staticmethod
-    def _open(path: Path) -> Any:
-        path.unlink(missing_ok=True)  # of a process that had the same id
-        return _FILE_TYPE(str(path))
-
-    def write(self, series: Series, value: float) -> None:
-        """Write one value."""
-        kind = series.metric.type
-        key = self._keys.get(series)
-        if key is None:
-            key = self._keys[series] = self._key(series)
-        self._files[kind].write_value(key, value, time.time() if kind == "gauge" else 0.0)
-
-    def _key(self, series: Series) -> str:
-        metric, value, part = series
-        name, suffix, names, labels = _base_name(metric), "", self._names, self._labels
-        if metric.label:
-            names, labels = (*names, metric.label), (*labels, value)
-        if metric.type == "counter":
-            suffix = "_total"
-        elif part == SUM:
-            suffix = "_sum"
-        elif part is not None:
-            suffix, names, labels = "_bucket", (*names, "le"), (*labels, _spelled(part))
-        return mmap_key(name, name + suffix, list(names), list(labels), metric.help)
-
-
-def _base_name(metric: counts.Metric) -> str:
-    """The name without what a counter's sample has behind it."""
-    return metric.name.removesuffix("_total")
-
-
-def _close(pid: int, files: Sequence[Any], lock: int, folder: Path, stem: str) -> None:
-    if pid != os.getpid():  # a fork of whose they are
-        return
-    for file in files:
-        file.close()
-    if stem:
-        _remove_files(folder, stem)
-    os.close(lock)
-
-
-def _remove_files(folder: Path, stem: str) -> None:
-    for path in (*folder.glob(f"*_{stem}.db"), folder / f"{stem}.lock"):
-        path.unlink(missing_ok=True)
-
-
-def _remove_left_files(folder: Path) -> None:
-    for lock in folder.glob(f"{_FILE}*.lock"):
-        if _is_left_behind(lock):
-            _remove_files(folder, lock.stem)
-
-
 def tally(vllm_config: Any) -> Tally | None:
     """The counts of an engine, written to where /metrics finds them; None where there is no such place."""
-    folder = os.environ.get(THEIRS) or _own_folder()
+    folder = metric_files.folder()
     if folder is None:
         logger.warning("Lazy grammars are not counted on /metrics: what serves it did not start this engine")
         return None
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     labels = {"model_name": str(model.served_model_name), "engine": str(parallel.data_parallel_index)}
-    files = Files(Path(folder), labels, stays=THEIRS in os.environ)
+    files = metric_files.Files(folder, labels, stays=metric_files.THEIRS in os.environ)
     made = Tally(files.write)
     for series, value in made.values.items():
         files.write(series, value)
@@ -310,13 +159,13 @@ class Collector:
 
     def describe(self) -> list[Metric]:
         """The metrics that there can be."""
-        return [Metric(_base_name(metric), metric.help, metric.type) for metric in METRICS]
+        return [Metric(metric_files.base_name(metric), metric.help, metric.type) for metric in METRICS]
 
     def collect(self) -> list[Metric]:
         """What the engines have written; nothing where it can not be read: vLLM's own metrics are on the same page."""
         try:
             return list(_COLLECTOR(None, str(self._folder)).collect())
-        except FAULTS as error:
+        except (*FAULTS, struct.error) as error:
             if not self._failed:
                 logger.error("Lazy grammars are missing on /metrics: %s: %s", type(error).__name__, error)
             self._failed = True
@@ -329,8 +178,8 @@ _serving = threading.Lock()
 
 def serve() -> None:
     """Let this process' /metrics show what the engines of our own folder count; where vLLM has a folder, it reads that itself."""
-    folder = _own_folder()
-    if THEIRS in os.environ or folder is None:
+    folder = metric_files.own_folder()
+    if metric_files.THEIRS in os.environ or folder is None:
         return
     with _serving:
         if folder not in _served:
