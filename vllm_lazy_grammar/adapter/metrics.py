@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import time
