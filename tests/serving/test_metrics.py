@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.serving.asking import ASK_PERSON, PERSON, all_at_once, chat, is_perso
 from tests.serving.calling import call, named
 from tests.serving.servers import API_SERVERS_2, HERMES, TRACED, lazy
 from tests.serving.test_offline import REGISTERED
-from tests.serving.wishes import tokens
+from tests.serving.wishes import spell, tokens
 from vllm_lazy_grammar.core.counts import METRICS
 
 OF_THE_PROCESS = "process_resident_memory_bytes"
@@ -28,10 +29,28 @@ def page(server):
     return text
 
 
+def page_of_someone(server, number):
+    """The page of one of the API servers, and which: a connection stays with the one that logs its request."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    name = f"seen-by-{number}"
+    body = json.dumps({"model": "model", "prompt": "Hi", "max_tokens": 1})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json", "X-Request-Id": name})
+    connection.getresponse().read()
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    (who,) = re.findall(rf"\(ApiServer_(\d)\b.*Received request \S*{name}\b", server.log())
+    return who, text
+
+
 def counted(server):
+    return samples(page(server))
+
+
+def samples(text):
     """Our samples: {(name, the metric's own label): value}."""
     found = {}
-    for family in text_string_to_metric_families(page(server)):
+    for family in text_string_to_metric_families(text):
         for name, labels, value, *_ in family.samples:
             if name.startswith("lazy_grammar_"):
                 assert labels.pop("model_name") == "model"
@@ -81,19 +100,30 @@ def test_a_lazy_request_that_fires_one_that_does_not_and_an_eager_one_are_told_a
         ("never_fired_total", "lazy"): 1,
     }
     assert came(before, after, "compiler_requests_total") == {("compiler_requests_total", "xgrammar"): 3}
-    seconds = came(before, after, "mask_seconds_total", "mask_rows_total", "led_out_requests_total")
+    seconds = came(before, after, "mask_seconds_total", "mask_rows_total")
     assert 0 < seconds["mask_seconds_total",] < 10
     assert seconds["mask_rows_total",] > 20
-    assert seconds["led_out_requests_total",] > 0  # 48 tokens are few
+
+
+@pytest.mark.server(HERMES)
+def test_an_answer_that_is_led_to_its_end_and_one_that_could_not_be(server):
+    before = counted(server)
+    chat(server, body=lazy({"regex": "[0-9]{1,200}"}), wishes=spell("1" * 9), max_tokens=6)
+    chat(server, body=lazy({"regex": "[0-9]{200}"}), wishes=spell("1" * 9), max_tokens=6)
+    after = counted(server)
+    assert came(before, after, "led_out_requests_total", "budget_missed_total") == {
+        ("led_out_requests_total",): 1,
+        ("budget_missed_total", "too_short"): 1,
+    }
 
 
 @pytest.mark.server(HERMES)
 def test_requests_with_tools_are_told_apart_by_their_choice(server):
     before = counted(server)
     for choice in ("auto", "required", named("get"), "none"):
-        call(server, choice, wishes=[*tokens("No."), 2])
+        call(server, choice, wishes=[*tokens("No."), 2], max_tokens=64)
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
-    call(server, "auto", response_format=form)
+    call(server, "auto", response_format=form, max_tokens=64)
     after = counted(server)
     kinds = ("tools_auto", "tools_required", "tools_named", "tools_none", "tools_or_format")
     assert came(before, after, "requests_total") == {("requests_total", kind): 1 for kind in kinds}
@@ -122,7 +152,7 @@ def test_compiles_are_counted_with_their_seconds_and_a_second_request_hits_the_c
 
 @pytest.mark.server(HERMES)
 def test_nothing_that_a_client_says_becomes_a_label(server):
-    body = lazy({"json": PERSON}, "word:<secret>")
+    body = lazy({"json": PERSON}, "word:<secret>", grammar_start="after")
     chat(server, ASK_PERSON, body, wishes="No.", max_tokens=4)
     assert "secret" not in page(server)
     with pytest.raises(Exception, match="grammar_counted_as"):
@@ -140,14 +170,13 @@ def test_two_api_servers_show_the_same_counts_and_vllms_own_are_whole(server):
     answers = all_at_once(jobs * 6)
     assert all(is_person(said.text.partition("<answer>")[2] or said.text) for said in answers), answers
     assert set(re.findall(r"\(ApiServer_(\d)\b.*Received request", server.log()[mark:])) == {"0", "1"}
-    pages = [counted(server) for _ in range(16)]
-    for after in pages:
-        assert came(before, after, *REQUESTS) == {
+    assert metric(server, "request_success") - served == 12
+    pages = [page_of_someone(server, number) for number in range(12)]
+    assert {who for who, _ in pages} == {"0", "1"}
+    for _, text in pages:
+        assert came(before, samples(text), *REQUESTS) == {
             ("requests_total", "lazy"): 6, ("requests_total", "eager"): 6, ("armed_total",): 6, ("fired_total", "word"): 6
         }  # fmt: skip
-    assert metric(server, "request_success") - served == 12
-    answered = re.findall(r'\(ApiServer_(\d)\b.*"GET /metrics', server.log()[mark:])
-    assert set(answered) == {"0", "1"}
 
 
 @pytest.mark.server(TRACED)
