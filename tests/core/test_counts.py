@@ -186,11 +186,11 @@ def test_the_endings_of_a_grammar_are_begun_once(workshop):
 # -- the tally --------------------------------------------------------------------------------------------------------
 
 
-def test_a_counter_grows_a_gauge_stands_and_a_whole_count_replaces():
+def test_a_counter_grows_a_gauge_stands_and_a_whole_count_replaces_a_smaller_one():
     changed = []
     tally = Tally(lambda series, value: changed.append((series.metric.name, series.value, value)))
     tally.add([Change(counts.ARMED, 2), Change(counts.CACHE_BYTES, 7, "rows"), Change(counts.CACHE_HITS, 3, "rows", is_whole=True)])  # fmt: skip
-    tally.add([Change(counts.ARMED, 1), Change(counts.CACHE_BYTES, 5, "rows"), Change(counts.CACHE_HITS, 3, "rows", is_whole=True)])  # fmt: skip
+    tally.add([Change(counts.ARMED, 1), Change(counts.CACHE_BYTES, 5, "rows"), Change(counts.CACHE_HITS, 2, "rows", is_whole=True)])  # fmt: skip
     assert changed == [
         ("lazy_grammar_armed_total", "", 2),
         ("lazy_grammar_cache_bytes", "rows", 7),

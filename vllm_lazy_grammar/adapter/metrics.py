@@ -95,13 +95,11 @@ class EngineCounts:
 
     def over(self, kind: str, hold: Hold, trace: Trace) -> None:
         """A request is over, and has given its compile back."""
-        if self._tally is not None:
-            self._add(lambda: [*counts.of_request(kind, hold.origin, trace), *self._of_caches()])
+        self._add(lambda: [*counts.of_request(kind, hold.origin, trace), *self._of_caches()])
 
     def compiled(self, compile_: Compile) -> None:
         """A compile is done, or has failed."""
-        if self._tally is not None:
-            self._add(lambda: _of_compile(compile_))
+        self._add(lambda: _of_compile(compile_))
 
     def waited(self, place: str, seconds: float) -> None:
         """Something waited for the worker; `place` is one of `counts.PLACES`."""
@@ -127,10 +125,11 @@ class EngineCounts:
         return [change for name, cache in caches.items() for change in counts.of_cache(name, cache)]
 
     def _add(self, changes: Callable[[], Sequence[Change]]) -> None:
-        if self._tally is None:
+        kept = self._tally  # another thread may close it
+        if kept is None:
             return
         try:
-            self._tally.add(changes())
+            kept.add(changes())
         except FAULTS as error:
             self._give_up(error)
 

@@ -43,9 +43,9 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _INFINITE = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric, as it is published.
+    """One metric, as it is published; equal to itself alone.
 
     Args:
         name: as it is asked for.
@@ -272,14 +272,20 @@ class Tally:
         metric, amount, value, is_whole = change
         if metric.type == "histogram":
             bound = metric.buckets[bisect_left(metric.buckets, amount)]
-            self._put(Series(metric, value, bound), 1, grows=True)
-            self._put(Series(metric, value, SUM), amount, grows=True)
+            self._grow(Series(metric, value, bound), 1)
+            self._grow(Series(metric, value, SUM), amount)
+        elif metric.type == "gauge":
+            self._put(Series(metric, value, None), amount)
+        elif is_whole:
+            series = Series(metric, value, None)
+            self._put(series, max(amount, self.values[series]))  # an older count may come after a newer one
         else:
-            self._put(Series(metric, value, None), amount, grows=metric.type == "counter" and not is_whole)
+            self._grow(Series(metric, value, None), amount)
 
-    def _put(self, series: Series, amount: float, *, grows: bool) -> None:
-        before = self.values[series]
-        after = before + amount if grows else amount
-        if after != before:
+    def _grow(self, series: Series, amount: float) -> None:
+        self._put(series, self.values[series] + amount)
+
+    def _put(self, series: Series, after: float) -> None:
+        if after != self.values[series]:
             self.values[series] = after
             self._changed(series, after)
