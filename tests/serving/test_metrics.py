@@ -200,7 +200,7 @@ READ = """
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("own_process", ["1", "0"])
+@pytest.mark.parametrize("own_process", [pytest.param("1", marks=pytest.mark.long), "0"])
 def test_the_offline_llm_has_them_in_the_default_registry_wherever_its_engine_is(offline, own_process):
     source = REGISTERED + "\ndef main():\n    llm = engine(disable_log_stats=False)\n    answers(llm)" + READ
     found, theirs, folder = offline(source, VLLM_ENABLE_V1_MULTIPROCESSING=own_process)
