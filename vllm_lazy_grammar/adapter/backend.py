@@ -236,7 +236,7 @@ class LazyBackend(StructuredOutputBackend):
             return
 
         def fill() -> None:
-            hold = Hold(self.store.get(request.key))
+            hold = Hold(self.store.get(request.key, counts=False))
             try:
                 self._session(request, hold.compile).fill(rows.zeros(self.vocabulary.row_words))
             finally:

@@ -137,23 +137,24 @@ class GrammarStore:
         self._lock = threading.RLock()  # cancelling calls back into `_forget`
         self._table: OrderedDict[GrammarKey, Compile] = OrderedDict()
 
-    def get(self, key: GrammarKey) -> Compile:
-        """Hold the compile of `key`, which starts now if it has not; pair with `Compile.release`."""
-        return self._get(key, is_part=False)
+    def get(self, key: GrammarKey, *, counts: bool = True) -> Compile:
+        """Hold the compile of `key`, which starts now if it has not; pair with `Compile.release`. Only a request's own look-up `counts`."""
+        return self._get(key, is_part=False, counts=counts)
 
     def get_part(self, key: GrammarKey) -> Compile:
         """Hold the compile of a part of a dispatched grammar: one piece, compiled ahead, without rows of its own."""
-        return self._get(key, is_part=True)
+        return self._get(key, is_part=True, counts=True)
 
-    def _get(self, key: GrammarKey, *, is_part: bool) -> Compile:
+    def _get(self, key: GrammarKey, *, is_part: bool, counts: bool) -> Compile:
         with self._lock:
             found = self._table.get(key)
-            self.hits += found is not None
+            if counts:
+                self.hits += found is not None
+                self.misses += found is None
             if found is not None:
                 found.holders += 1
                 self._table.move_to_end(key)
             else:
-                self.misses += 1
                 compile_ = self._table[key] = Compile(key, self)
                 compile_.holders = 1
                 work = partial(self._timed, compile_, is_part=is_part)
