@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_lazy_grammar.adapter import request
+from vllm_lazy_grammar.core.counts import TOOLS
 from vllm_lazy_grammar.core.request_args import LazyGrammar
 from vllm_lazy_grammar.core.triggers import KEYS, TriggerSpec
 from vllm_lazy_grammar.settings import Settings
@@ -33,11 +34,17 @@ _MORE = {
     "endings.md": ("budget",),
     "drafts.md": ("drafts",),
     "tracing.md": ("trace_dir", "grammar_trace"),
+    "metrics.md": ("metrics", "grammar_counted_as"),
     "triggers.md": ("grammar_triggers", "grammar_on_reject"),
 }
 """Pages that say more of a setting or an option."""
 
-_WRITTEN = {request.MARKERS: "a list of texts", request.CONTEXT: "a text", request.TRACE: "`0`, `1`"}
+_WRITTEN = {
+    request.MARKERS: "a list of texts",
+    request.CONTEXT: "a text",
+    request.TRACE: "`0`, `1`",
+    request.COUNTED: f"none, {', '.join(f'`{kind}`' for kind in TOOLS)}",
+}
 """Values of the options that are not read by `TriggerSpec`."""
 
 _TEXT = """# Settings
