@@ -268,6 +268,7 @@ def test_a_grammar_that_goes_gives_its_parts_back():
     compile_.release()
     del matcher, compile_
     gc.collect()
+    shop.store.get(GrammarKey("regex", "z")).release()  # what was collected is given back with the store's next call
     assert len(shop.store) == 0
 
 
@@ -291,6 +292,11 @@ def test_a_part_that_can_not_be_compiled_fails_the_call_that_needs_it():
     assert matcher.accept_bytes(b"<t>b:")
     with pytest.raises(GrammarError):
         row_of(matcher, VOCABULARY)
+    matcher = grammar.matcher()
+    with pytest.raises(GrammarError):
+        matcher.accept_bytes(b"<t>b:{")
+    assert matcher.steps == 0
+    assert matcher.accept_bytes(b"<t>a:{")  # what failed has changed nothing
 
 
 def test_what_can_not_be_told_apart_by_its_openings_stays_in_one_piece():

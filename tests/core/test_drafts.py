@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.core.kit import VOCABULARY, Workshop, feed, ids, row, state
 from tests.core.windows import told
 from vllm_lazy_grammar.core.drafts import TRIED, Drafts, LongestJoiner
 from vllm_lazy_grammar.core.habits import Habits
 from vllm_lazy_grammar.core.likely import Likely
+from vllm_lazy_grammar.errors import ReplayRefusedError
 from vllm_lazy_grammar.testing import SMALL_CALL, SMALL_END
 
 
@@ -112,3 +115,18 @@ def test_text_that_was_taken_back_is_forgotten(shop):
     session.rollback(1)
     assert session.draft(2) == ids("1", ",")
     assert session.draft(9) == ids("1", ",", '"', "b", '"', ":", "2", "}", "<end>")
+
+
+def test_what_settling_raises_is_not_lost_in_a_question_for_drafts():
+    shop = Workshop(threads=1, held=True)
+    try:
+        session = drafting(shop.session(r"<t>\{1\}", "word:<t>", on_reject="error"))
+        assert feed(session, "b", "<t>", "a")
+        shop.engine.release()
+        session._compile.result()
+        assert session.draft(4) == []
+        assert session.num_offered == 3
+        with pytest.raises(ReplayRefusedError):
+            row(session)
+    finally:
+        shop.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from vllm_lazy_grammar.core.prewarm import COMPILE, ROWS, Worker
+from vllm_lazy_grammar.core.prewarm import COMPILE, ROWS, Once, Worker
 
 
 @pytest.fixture
@@ -104,3 +104,44 @@ def test_closing_cancels_what_has_not_started():
     closer.join()
     assert running.done()
     assert waiting.future.cancelled()
+
+
+def test_a_task_that_comes_after_the_end_is_cancelled_and_nobody_waits_for_it_for_ever():
+    worker = Worker(1)
+    worker.submit(int).result()
+    worker.close()
+    with pytest.raises(CancelledError):
+        worker.submit(int).result()
+
+
+def test_the_end_cancels_what_waits_without_holding_the_queue():
+    worker = Worker(1)
+    with worker.held():
+        task = worker.submit(int)
+        free = []
+        task.future.add_done_callback(lambda _: free.append(_is_free(worker)))
+        worker.close()
+    assert free == [True]
+
+
+def _is_free(worker):
+    """Whether another thread could submit now."""
+    done = threading.Event()
+
+    def submit():
+        worker.submit(int)
+        done.set()
+
+    threading.Thread(target=submit, daemon=True).start()
+    return done.wait(20)
+
+
+def test_a_callback_that_was_called_once_keeps_nothing():
+    kept = []
+    once = Once(kept.append)
+    future = Future()
+    future.add_done_callback(once)
+    future.set_result(1)
+    once(future)
+    assert kept == [future]
+    assert once._work is None

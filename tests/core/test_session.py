@@ -584,3 +584,14 @@ def test_there_is_no_way_out_through_a_trigger_that_the_grammar_refuses(shop):
 def test_a_way_through_a_control_token_is_found(shop):
     session = shop.session("<call>a<end>", f"token:{SMALL_CALL}", mandatory=1)
     assert out(session).tokens == tuple(ids("<call>", "a", "<end>"))
+
+
+def test_a_row_behind_a_trigger_never_waits_for_the_compiles_of_others():
+    shop = Workshop(threads=1)
+    try:
+        with shop.worker.held():  # as if others had all threads
+            session = shop.session("<t>[12]", "word:<t>")
+            assert feed(session, "<t>")
+            assert row(session)[1] == sorted(ids("1", "2"))
+    finally:
+        shop.close()

@@ -20,6 +20,8 @@ KEY = GrammarKey("json", "{}")
         ({"type": "array", "uniqueItems": False}, []),
         ({"type": "string", "format": "date"}, []),
         ({"type": "string", "format": "iban"}, ["format 'iban'"]),
+        ({"type": "string", "format": {}}, ["format {}"]),
+        ({"type": "string", "format": ["date"]}, ["format ['date']"]),
         ({"type": "string", "pattern": "a", "maxLength": 3}, ["maxLength beside pattern"]),
         ({"type": "string", "maxLength": 3}, []),
         ({"type": "object", "properties": {}, "patternProperties": {"a": {}}}, ["patternProperties beside others"]),

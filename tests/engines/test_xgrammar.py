@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -442,3 +444,24 @@ def test_a_tokenizer_that_brings_its_own_description_is_asked_for_it():
     vocabulary = xgrammar.vocabulary(tokenizer, SMALL_SIZE)
     assert vocabulary.pieces[:3] == (b"a", b"</s>", b"")
     assert vocabulary.special_ids == {1}
+
+
+@pytest.mark.parametrize("step", ["accept", "accept_bytes"])
+def test_a_step_that_is_refused_as_too_slow_changed_nothing(monkeypatch, step):
+    at = matcher("regex", "ab")
+    slow = GrammarError("structured_outputs.regex", "ab", "one step takes 99 ms")
+    given = ENGINE.vocabulary.token_of("a") if step == "accept" else b"a"
+
+    def charge(self, spent):
+        raise slow
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(at), "_charge", charge)
+        at._clock = itertools.count(step=10**12).__next__
+        with pytest.raises(GrammarError) as caught:
+            getattr(at, step)(given)
+    assert caught.value is slow
+    at._clock = time.perf_counter_ns
+    assert at.steps == 0
+    assert getattr(at, step)(given)
+    assert at.steps == 1

@@ -35,7 +35,7 @@ from vllm_lazy_grammar.core.drafts import Drafts
 from vllm_lazy_grammar.core.habits import Habits
 from vllm_lazy_grammar.core.leading import FIRST, EndingsStore
 from vllm_lazy_grammar.core.likely import likely
-from vllm_lazy_grammar.core.prewarm import ROWS, Worker
+from vllm_lazy_grammar.core.prewarm import ROWS, Once, Worker
 from vllm_lazy_grammar.core.warm import warm
 from vllm_lazy_grammar.core.xargs import PREFIX
 from vllm_lazy_grammar.engines.policy import Choice, PolicyEngine
@@ -182,11 +182,16 @@ class LazyBackend(StructuredOutputBackend):
         """A future of the request's grammar: vLLM keeps the request out of the batch until it is done."""
         hold = self._hold(request)
         future: Future[StructuredOutputGrammar] = Future()
-        finalizer = weakref.finalize(future, hold.release)
+        finalizer = weakref.finalize(future, self._unserved, request.kind, hold)
         finalizer.atexit = False
         resolve = partial(self._resolve, weakref.ref(future), finalizer, request, hold)
-        hold.compile.future.add_done_callback(resolve)
+        hold.compile.future.add_done_callback(Once(resolve))
         return future
+
+    def _unserved(self, kind: str, hold: Hold) -> None:
+        """A request is over before it had a grammar."""
+        hold.release()
+        self.counts.unserved(kind)
 
     def _resolve(
         self,
@@ -201,20 +206,20 @@ class LazyBackend(StructuredOutputBackend):
             return
         if hold.since is not None:
             self.counts.waited("queue", time.perf_counter() - hold.since)
+        finalizer.detach()
         error = compiled.exception()
         if error is not None:
             logger.error("Request %s is ended: %s", request.request_id, error)
-            self.counts.unserved(request.kind)
+            self._unserved(request.kind, hold)
             future.set_result(Ended(error))
             return
         try:
             grammar = self._grammar(request, hold)
         except FAULTS as fault:
             logger.error("Request %s is ended: %s: %s", request.request_id, type(fault).__name__, fault)
-            self.counts.unserved(request.kind)
+            self._unserved(request.kind, hold)
             future.set_result(Ended(fault))
             return
-        finalizer.detach()
         future.set_result(grammar)
 
     def lazy(self, request: GrammarRequest) -> LazyGrammar:
@@ -223,11 +228,10 @@ class LazyBackend(StructuredOutputBackend):
         try:
             grammar = self._grammar(request, hold)
         except FAULTS:
-            hold.release()
-            self.counts.unserved(request.kind)
+            self._unserved(request.kind, hold)
             raise
         if hold.compile.prewarmed:
-            hold.compile.future.add_done_callback(partial(self._prewarm_awaiting, request))
+            hold.compile.future.add_done_callback(Once(partial(self._prewarm_awaiting, request)))
         return grammar
 
     def _prewarm_awaiting(self, request: GrammarRequest, compiled: Future[Any]) -> None:

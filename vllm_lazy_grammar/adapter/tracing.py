@@ -158,8 +158,9 @@ class TracedGrammar(LazyGrammar):
         """Advance, and note each token."""
         if not tokens:
             return super().accept_tokens(request_id, tokens)
-        for token in tokens:
+        for place, token in enumerate(tokens):
             if not super().accept_tokens(request_id, [token]):
+                self._unused = len(tokens) - place
                 self._note(lambda notes, token=token: notes.recorder.refused(token))  # type: ignore[misc]  # a default
                 return False
             self._note(lambda notes, token=token: notes.recorder.took(token))  # type: ignore[misc]  # a default
@@ -197,7 +198,8 @@ class TracedGrammar(LazyGrammar):
 
 def _filled(notes: Notes, *, row: Row, seconds: float, waited: float, spent: int) -> None:
     notes.recorder.filled(row, seconds, waited)
-    notes.unseen = max(0, spent - notes.session.num_offered)
+    if spent >= 0:  # else it is a row that nobody samples by
+        notes.unseen = max(0, spent - notes.session.num_offered)
 
 
 def _end(notes: Notes, write: Callable[[Notes], None]) -> None:

@@ -3,15 +3,17 @@
 Invariants:
 - One compile per key at a time; equal keys share it, `n=8` included.
 - A compile that nobody holds any more and that has not started never starts.
-- Grammars that nobody holds are kept up to a limit in bytes, the least recently used go first; a held one is never dropped.
-- One lock guards the table; compiling and filling rows happen outside it (inline workers apart, where there is one thread).
+- Grammars that nobody holds are kept up to a limit in bytes, the least recently used go first; a held one is never dropped. They are in
+  `_idle` with the bytes that they had when they came there, so that keeping the limit costs nothing in their number.
+- One lock guards the tables; compiling and filling rows happen outside it (inline workers apart, where there is one thread). It may be taken
+  again by the thread that has it: a request may be dropped, and give its grammar back, wherever Python collects what nobody refers to.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vllm_lazy_grammar.core.dispatch import DispatchGrammar
-from vllm_lazy_grammar.core.prewarm import AHEAD, COMPILE, ROWS
+from vllm_lazy_grammar.core.prewarm import AHEAD, COMPILE, ROWS, Once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +97,10 @@ class Compile:
         """One request fewer holds it."""
         self._store.release(self)
 
+    def release_later(self) -> None:
+        """The same with the store's next call; takes no lock, and so may be called by what is collected."""
+        self._store.late.append(self)
+
 
 class GrammarStore:
     """All grammars of one engine.
@@ -135,7 +141,9 @@ class GrammarStore:
         self.hits = self.misses = self.nbytes = 0
         self._dispatcher = dispatcher
         self._lock = threading.RLock()  # cancelling calls back into `_forget`
-        self._table: OrderedDict[GrammarKey, Compile] = OrderedDict()
+        self._table: dict[GrammarKey, Compile] = {}
+        self._idle: OrderedDict[GrammarKey, int] = OrderedDict()
+        self.late: deque[Compile] = deque()
 
     def get(self, key: GrammarKey, *, counts: bool = True) -> Compile:
         """Hold the compile of `key`, which starts now if it has not; pair with `Compile.release`. Only a request's own look-up `counts`."""
@@ -146,6 +154,7 @@ class GrammarStore:
         return self._get(key, is_part=True, counts=True)
 
     def _get(self, key: GrammarKey, *, is_part: bool, counts: bool) -> Compile:
+        self._release_late()
         with self._lock:
             found = self._table.get(key)
             if counts:
@@ -153,7 +162,7 @@ class GrammarStore:
                 self.misses += found is None
             if found is not None:
                 found.holders += 1
-                self._table.move_to_end(key)
+                self.nbytes -= self._idle.pop(key, 0)
             else:
                 compile_ = self._table[key] = Compile(key, self)
                 compile_.holders = 1
@@ -163,7 +172,7 @@ class GrammarStore:
         if found is not None:
             self._attend(found)
             return found
-        compile_.future.add_done_callback(partial(self._compiled, compile_, warms=not is_part))
+        compile_.future.add_done_callback(Once(partial(self._compiled, compile_, warms=not is_part)))
         return compile_
 
     def hasten(self, compile_: Compile) -> None:
@@ -184,12 +193,13 @@ class GrammarStore:
             compile_.seconds = time.perf_counter() - begin
 
     def _attend(self, compile_: Compile) -> None:
-        """Tell a dispatched grammar whether anybody holds it."""
+        """Tell a dispatched grammar whether anybody holds it; under the lock, so that what is told last is true."""
         if not compile_.ready or self._failed(compile_):
             return
         grammar = compile_.result()
         if isinstance(grammar, DispatchGrammar):
-            grammar.resume() if compile_.holders else grammar.pause()
+            with self._lock:
+                grammar.resume() if compile_.holders else grammar.pause()
 
     def _compiled(self, compile_: Compile, future: Future[CompiledGrammar], *, warms: bool) -> None:
         self._attend(compile_)
@@ -199,7 +209,7 @@ class GrammarStore:
             self._forget(compile_)
         elif self.top_k and warms:
             compile_.rows_task = self._worker.submit(lambda: self._warm(compile_, future.result()), ROWS)
-        self._evict()
+        self._rest(compile_)
 
     def _warm(self, compile_: Compile, grammar: CompiledGrammar) -> int:
         costs: list[tuple[float, bytes, Row]] = []
@@ -227,12 +237,20 @@ class GrammarStore:
 
     def release(self, compile_: Compile) -> None:
         """One holder fewer; what nobody holds is cancelled where it has not started, else kept while there is room."""
+        self._release(compile_)
+        self._release_late()
+
+    def _release_late(self) -> None:
+        while self.late:
+            self._release(self.late.popleft())
+
+    def _release(self, compile_: Compile) -> None:
         with self._lock:
             compile_.holders -= 1
             if not compile_.holders and not compile_.ready:
                 compile_.task.cancel()
         self._attend(compile_)
-        self._evict()
+        self._rest(compile_)
 
     @staticmethod
     def _failed(compile_: Compile) -> bool:
@@ -243,16 +261,21 @@ class GrammarStore:
             if self._table.get(compile_.key) is compile_:
                 del self._table[compile_.key]
 
-    def _evict(self) -> None:
+    def _rest(self, compile_: Compile) -> None:
+        """Keep what nobody holds, as far as there is room."""
+        if not compile_.ready or self._failed(compile_):
+            return
+        nbytes, dropped = compile_.result().nbytes, list[Compile]()
         with self._lock:
-            idle = [c for c in self._table.values() if not c.holders and c.ready and not self._failed(c)]
-            total = sum(c.result().nbytes for c in idle)
-            for compile_ in idle:
-                if total <= self._limit:
-                    break
-                total -= compile_.result().nbytes
-                del self._table[compile_.key]
-            self.nbytes = total
+            if compile_.holders or self._table.get(compile_.key) is not compile_:
+                return
+            self.nbytes += nbytes - self._idle.pop(compile_.key, 0)
+            self._idle[compile_.key] = nbytes
+            while self.nbytes > self._limit:
+                key, freed = self._idle.popitem(last=False)
+                self.nbytes -= freed
+                dropped.append(self._table.pop(key))
+        dropped.clear()  # outside the lock: what they were made of may give parts back
 
     def __len__(self) -> int:
         return len(self._table)

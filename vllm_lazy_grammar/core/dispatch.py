@@ -143,7 +143,7 @@ class DispatchGrammar:
         self.trie, self.vocabulary = dispatcher.trie, dispatcher.trie.vocabulary
         self.crossing = Crossing(openings, plan.again, self.trie)
         self._store, self._on_wait = store, dispatcher.on_wait
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # whatever is collected meanwhile may ask for its size
         self._parts: dict[GrammarKey, Compile] = {}
         self._wanted: set[GrammarKey] = set()
         self._rows: dict[tuple[int, bool], Row] = {}
@@ -293,4 +293,4 @@ def _resumed(held: weakref.ref[DispatchGrammar], _: object) -> None:
 
 def _let_go(parts: dict[GrammarKey, Compile]) -> None:
     for part in parts.values():
-        part.release()
+        part.release_later()

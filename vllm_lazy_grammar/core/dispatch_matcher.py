@@ -125,17 +125,25 @@ class DispatchMatcher:
     def _feed(self, data: bytes) -> bool:
         """Advance by bytes through as many frames as they take; one step."""
         before = self.steps
+        rest: bytes | None = None
+        try:
+            rest = self._through(data, before + 1)
+        finally:  # a part's compile may have failed
+            if rest is None:
+                self._undo_to(before)
+            self._look()
+        return rest is not None
+
+    def _through(self, data: bytes, step: int) -> bytes | None:
+        """Read bytes from frame to frame; None where they are refused."""
         rest: bytes | None = data
         while rest:
             top = self._frames[-1]
             if top.states is not None:
-                rest = self._feed_table(top, top.states, rest, before + 1)
+                rest = self._feed_table(top, top.states, rest, step)
             else:
-                rest = self._feed_part(top, rest, before + 1)
-        if rest is None:
-            self._undo_to(before)
-        self._look()
-        return rest is not None
+                rest = self._feed_part(top, rest, step)
+        return rest
 
     def _feed_table(self, top: Frame, states: list[int], data: bytes, step: int) -> bytes | None:
         """Read bytes in the table: what is left behind an opening's end; None where they are refused."""

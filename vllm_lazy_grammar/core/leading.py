@@ -93,7 +93,10 @@ class Prepared:
     @property
     def nbytes(self) -> int:
         """Memory held, about; 0 until they are there."""
-        endings = self._task.result() if self.ready else None
+        future = self._task.future
+        if not self.ready or future.cancelled() or future.exception() is not None:
+            return 0
+        endings = future.result()
         return 0 if endings is None else endings.nbytes
 
     @property
@@ -145,6 +148,7 @@ class EndingsStore:
         self._pieces = lru_cache(_SETS)(partial(Pieces, trie))
         self.hits = self.misses = 0
         self._lock = threading.Lock()
+        self._nbytes = 0
 
     def get(self, grammar: CompiledGrammar, never: frozenset[int]) -> Prepared:
         """The endings of a grammar where the ids in `never` are not text, there or to come."""
@@ -163,9 +167,13 @@ class EndingsStore:
 
     @property
     def nbytes(self) -> int:
-        """Memory held by what is kept, about."""
-        with self._lock:
-            return sum(prepared.nbytes for known in self._found.values() for prepared in known.values())
+        """Memory held by what is kept, about; what it was last where somebody has the lock: whoever asks may do so from inside of it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._nbytes = sum(prepared.nbytes for known in self._found.values() for prepared in known.values())
+            finally:
+                self._lock.release()
+        return self._nbytes
 
     def _make_room(self) -> None:
         held = [
@@ -191,7 +199,7 @@ class EndingsStore:
         try:
             endings = Endings(network, self._pieces(never), self.vocabulary.row_words)
             endings.prepare()
-        except TooMuchError:
+        except (TooMuchError, RecursionError):
             return None
         return endings
 
@@ -278,7 +286,7 @@ class LeadingOut:
             self._marks.clear()
         if remaining >= self._looked_at:
             self._look_at = FIRST
-        if remaining > self._look_at or self._is_lost:
+        if remaining > self._look_at or remaining <= 0 or self._is_lost:  # nobody samples behind the last token
             return masks
         try:
             return self._led(at, row, remaining, masks=masks)

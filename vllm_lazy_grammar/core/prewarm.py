@@ -70,6 +70,19 @@ class Task(Generic[T]):
             self.future.set_result(work())
 
 
+class Once:
+    """A future's callback that keeps nothing once it was called: a future keeps its callbacks for ever."""
+
+    def __init__(self, work: Callable[[Future[Any]], object]) -> None:
+        self._work: Callable[[Future[Any]], object] | None = work
+
+    def __call__(self, future: Future[Any]) -> None:
+        """Do it, the first time."""
+        work, self._work = self._work, None
+        if work is not None:
+            work(future)
+
+
 class _Delivered:
     """Whatever is raised inside belongs to whoever waits for the future, as itself, and not to the thread that it was raised on."""
 
@@ -129,11 +142,15 @@ class Worker:
         if self._pid != os.getpid():
             self._start_over()
         with self._ready:
-            heapq.heappush(self._queue, (priority, next(self._count), task))
-            self._ready.notify()
-            missing = 0 if self._started else self._threads
+            is_closed = self._closed
+            if not is_closed:
+                heapq.heappush(self._queue, (priority, next(self._count), task))
+                self._ready.notify()
+            missing = 0 if self._started or is_closed else self._threads
         if missing:
             self._start(missing)
+        if is_closed:
+            task.cancel()
         return task
 
     def again(self, task: Task[Any], priority: int) -> None:
@@ -180,13 +197,13 @@ class Worker:
                 self._ready.notify_all()
 
     def close(self) -> None:
-        """Cancel what has not started and end the threads once they are idle."""
+        """Cancel what has not started, and what comes later, and end the threads once they are idle."""
         with self._ready:
-            for _, _, task in self._queue:
-                task.cancel()
-            self._queue.clear()
+            left, self._queue = self._queue, []
             self._held, self._closed = False, True
             self._ready.notify_all()
             started = self._started
+        for _, _, task in left:  # outside the lock: who waits for a task is told, and may hold a lock of its own
+            task.cancel()
         for thread in started:
             thread.join()

@@ -1,7 +1,7 @@
 """Tokens that nobody has sampled: drafts to be trimmed or made, and the question what a token would do.
 
 Invariants:
-- The walk stands afterwards where it stood, but that a trigger which had fired may be settled where the compile has come.
+- The walk stands afterwards where it stood; an eager one may have taken the grammar that has come.
 - Nothing here joins a compile, and no token is kept here that a step would have to wait for.
 """
 
@@ -75,6 +75,8 @@ class Tentative:
     def drafted(self, drafts: Drafts, limit: int, ahead: Sequence[int]) -> list[int]:
         """At most `limit` tokens that are likely to come behind those `ahead`."""
         walk, start = self._walk, len(self._walk)
+        if walk.at.pending:  # what settling those raises belongs to whoever asks for the row
+            return []
         if self._compile.ready:
             walk.settle()
         if walk.at.phase is _INSIDE:

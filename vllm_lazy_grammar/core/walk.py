@@ -225,7 +225,7 @@ class Walk:
         """
         if self.at.phase is not Phase.PENDING:
             return
-        self._compile.result()
+        self._compile.join()
         tokens = self.at.pending
         if not tokens:
             self.at = self._inside.start(self.at)

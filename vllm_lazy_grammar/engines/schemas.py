@@ -179,7 +179,7 @@ def _may_be(part: Schema, kind: str) -> bool:
 
 def _dropped_of_string(part: Schema) -> Iterator[str]:
     shape = next((name for name in ("pattern", "format") if name in part), None)
-    if "format" in part and part["format"] not in _FORMATS:
+    if "format" in part and not (isinstance(part["format"], str) and part["format"] in _FORMATS):
         yield f"format {part['format']!r}"
     if shape is not None and any(name in part for name in _LENGTHS):
         yield f"{'/'.join(name for name in _LENGTHS if name in part)} beside {shape}"

@@ -16,6 +16,7 @@ import numpy as np
 
 from vllm_lazy_grammar.core.matcher import CERTAIN_LIMIT, certain_by_steps, fill_ahead
 from vllm_lazy_grammar.core.vocabulary import WORD_BITS
+from vllm_lazy_grammar.errors import GrammarError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,10 +76,10 @@ class XgrammarMatcher:
             return False
         start = self._clock()
         taken: bool = self._matcher.accept_token(token)
-        if self._clock() - start > SLOW_NS:
-            self._charge(self._clock() - start)
         self._steps += taken
         self._complete = None
+        if self._clock() - start > SLOW_NS:
+            self._charge_step(self._clock() - start, taken)
         return taken
 
     def accept_bytes(self, data: bytes) -> bool:
@@ -87,10 +88,10 @@ class XgrammarMatcher:
             return True
         start = self._clock()
         taken: bool = self._matcher.accept_string(data)
-        if self._clock() - start > SLOW_NS:
-            self._charge(self._clock() - start)
         self._steps += taken
         self._complete = None
+        if self._clock() - start > SLOW_NS:
+            self._charge_step(self._clock() - start, taken)
         return taken
 
     def fill(self, row: Row) -> bool:
@@ -143,6 +144,14 @@ class XgrammarMatcher:
         if self._grammar.keep is not None:
             rows &= self._grammar.keep
         return complete
+
+    def _charge_step(self, spent: int, steps: int) -> None:
+        """Charge an accepted step, or none; where steps take too long it is taken back before that is raised."""
+        try:
+            self._charge(spent)
+        except GrammarError:
+            self.rollback(steps)
+            raise
 
     def _charge_several(self, spent: int, calls: int) -> None:
         if spent > SLOW_NS * calls:
