@@ -12,13 +12,14 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -250,8 +251,7 @@ class Server:
 
     def stop(self) -> None:
         """End the server's whole process group, gently at first, and wait for it."""
-        if "client" in self.__dict__:
-            self.client.close()
+        self.hang_up()
         _signal_group(self.process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):  # what is left is killed below, and waited for
             self.process.wait(_STOP_SECONDS)
@@ -267,6 +267,28 @@ class Server:
     def client(self) -> OpenAI:
         """An OpenAI client of this server that never retries; closed with the server."""
         return OpenAI(base_url=self.base_url, api_key="none", max_retries=0, timeout=120)
+
+    def hang_up(self) -> None:
+        """Close the client's connections; the next request opens new ones."""
+        if "client" in self.__dict__:
+            self.client.close()
+            del self.client
+
+    @contextlib.contextmanager
+    def only_api_server(self, number: int) -> Iterator[None]:
+        """Of several API servers only this one answers inside the block: the others are stopped, and go on behind it. Which of them the kernel
+        lets accept a connection is otherwise chance, and has been one and the same for 128 requests."""
+        pids = {int(n): int(pid) for n, pid in re.findall(r"\(ApiServer_(\d+) pid=(\d+)\)", self.log())}
+        others = [pid for n, pid in pids.items() if n != number]
+        self.hang_up()
+        for pid in others:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in others:
+                os.kill(pid, signal.SIGCONT)
+            self.hang_up()
 
     def async_client(self) -> AsyncOpenAI:
         """A new asynchronous client, for `async with`."""
