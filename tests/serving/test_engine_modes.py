@@ -199,7 +199,7 @@ def _timeless(body):
 def whole(server: Server, options):
     """All that an answer says, but what differs between any two of the same server."""
     body = {"return_token_ids": True, **options.get("extra_body", {})}
-    options = {"max_tokens": 64, "temperature": 0, **options, "extra_body": body}
+    options = {"max_tokens": 32, "temperature": 0, **options, "extra_body": body}
     messages = [{"role": "user", "content": ASK}]
     try:
         answer = server.client.chat.completions.create(model=MODEL, messages=messages, **options)
@@ -214,7 +214,7 @@ def whole(server: Server, options):
 
 def parts(server: Server, options):
     """The content, calls and finish reasons of a streamed answer, part by part; the error where one comes, before or within."""
-    options = {"max_tokens": 64, "temperature": 0, **options}
+    options = {"max_tokens": 32, "temperature": 0, **options}
     messages = [{"role": "user", "content": ASK}]
     try:
         chunks = list(server.client.chat.completions.create(model=MODEL, messages=messages, stream=True, **options))
