@@ -133,10 +133,10 @@ def test_a_grammar_is_compiled_once_for_all_of_n_choices(server):
 
 
 def test_b3_a_client_that_leaves_while_its_grammar_compiles_takes_nobody_with_it(server):
-    impatient = server.client.with_options(timeout=1.5)
+    impatient = server.client.with_options(timeout=0.7)
     for _ in range(12):  # more than there are workers (8), so that some compiles have not begun
         with pytest.raises(openai.APITimeoutError):
-            impatient.chat.completions.create(**chat_args("Say hi.", lazy({"json": slow_schema(200)}), None, {}))
+            impatient.chat.completions.create(**chat_args("Say hi.", lazy({"json": slow_schema(60)}), None, {}))
     assert chat(server, body=lazy(TAG, "word:<t>"), wishes=[*tokens("so <t>12"), STOP]) == Said("so <t>12", "stop")
     wait_until_idle(server)
     assert is_person(chat(server, ASK_PERSON, lazy({"json": PERSON})).text)
