@@ -263,7 +263,7 @@ class GrammarStore:
 
     def _rest(self, compile_: Compile) -> None:
         """Keep what nobody holds, as far as there is room."""
-        if not compile_.ready or self._failed(compile_):
+        if compile_.holders or not compile_.ready or self._failed(compile_):
             return
         nbytes, dropped = compile_.result().nbytes, list[Compile]()
         with self._lock:

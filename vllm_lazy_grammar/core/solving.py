@@ -101,6 +101,14 @@ def _longer(rows: NDArray[np.int32], needed: int) -> NDArray[np.int32]:
 
 
 @compiled
+def _added(rows: NDArray[np.int32], row: int, a: int, b: int, c: int) -> NDArray[np.int32]:
+    """Rows of three with one more, in place `row`."""
+    rows = _longer(rows, row + 1)
+    rows[row, 0], rows[row, 1], rows[row, 2] = a, b, c
+    return rows
+
+
+@compiled
 def _begun(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
     net: Arrays, tokens: Tokens, steps: NDArray[np.int32], place: int, state: int, node: int, queue: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], int]:
@@ -208,8 +216,7 @@ def _linked(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not object
     column, count = (_WAITING, WAITING_COUNT) if kind == _FOLLOW else (_CALLERS, CALLER_COUNT)
     row = counts[count]
     counts[count] += 1
-    rows = _longer(rows, row + 1)
-    rows[row, 0], rows[row, 1], rows[row, 2] = place, value, places[ahead, column]
+    rows = _added(rows, row, place, value, places[ahead, column])
     places[ahead, column] = row
     return rows
 
@@ -220,8 +227,7 @@ def _offered(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objec
 ) -> tuple[NDArray[np.int32], int]:
     """The offers with each exit of a list: the place that follows it has it too, for `more` tokens more."""
     while first >= 0:
-        offers = _longer(offers, count + 1)
-        offers[count, 0], offers[count, 1], offers[count, 2] = place, exits[first, 1], exits[first, _TOKENS] + more
+        offers = _added(offers, count, place, exits[first, 1], exits[first, _TOKENS] + more)
         count += 1
         first = exits[first, _NEXT_EXIT]
     return offers, count
@@ -245,8 +251,7 @@ def _told(  # noqa: PLR0913, PLR0917 -- compiled code takes arrays, not objects
 ) -> tuple[NDArray[np.int32], int]:
     """The offers with what an exit at a node is to each of those that wait."""
     while first >= 0:
-        offers = _longer(offers, count + 1)
-        offers[count, 0], offers[count, 1], offers[count, 2] = waiting[first, 0], node, sum_ + waiting[first, 1]
+        offers = _added(offers, count, waiting[first, 0], node, sum_ + waiting[first, 1])
         count += 1
         first = waiting[first, _NEXT_WAITING]
     return offers, count
