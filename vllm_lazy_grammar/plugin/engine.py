@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from vllm_lazy_grammar._seams import AbstractMethods, Check, Exists, LooksUp, Parameters, Seam, Target
+from vllm_lazy_grammar.plugin.names import PARAMS
 
 _CORE = "vllm.v1.engine.core"
 _MANAGER = "vllm.v1.structured_output"
 _TYPES = "vllm.v1.structured_output.backend_types"
-_PARAMS = "vllm.sampling_params"
 _GRAMMAR_METHODS = frozenset({"accept_tokens", "validate_tokens", "rollback", "fill_bitmask", "is_terminated", "reset"})
 _BACKEND_METHODS = frozenset({"compile_grammar", "allocate_token_bitmask", "destroy"})
 
@@ -61,5 +61,5 @@ def _methods(manager: Target) -> list[Check]:
         ),
         Exists(Target("vllm.v1.structured_output.request", "StructuredOutputRequest.structured_output_key")),
         Exists(Target("vllm.v1.structured_output.request", "StructuredOutputRequest.grammar")),
-        Exists(Target(_PARAMS, "SamplingParams.all_stop_token_ids")),
+        Exists(Target(PARAMS, "SamplingParams.all_stop_token_ids")),
     ]

@@ -6,18 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm_lazy_grammar._seams import Accepts, Exists, LooksUp, Parameters, Seam, Target
+from vllm_lazy_grammar.plugin.names import ASYNC, CHAT, INPUT, PARAMS, RESPONSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_PARAMS = "vllm.sampling_params"
-_INPUT = "vllm.v1.engine.input_processor"
-_ASYNC = "vllm.v1.engine.async_llm"
 _OFFLINE_BEAMS = "vllm.entrypoints.generate.beam_search.offline"
-_CHAT = "vllm.entrypoints.openai.chat_completion"
 _COMPLETION = "vllm.entrypoints.openai.completion"
-_RESPONSES = "vllm.entrypoints.openai.responses"
 _MESSAGES = "vllm.entrypoints.anthropic.serving"
 
 
@@ -25,9 +21,9 @@ def requests() -> list[Seam]:
     """Requests are checked before the engine sees them."""
     from vllm_lazy_grammar.adapter import frontend
 
-    validate = Target(_PARAMS, "SamplingParams._validate_structured_outputs")
-    process = Target(_INPUT, "InputProcessor.process_inputs")
-    add = Target(_ASYNC, "AsyncLLM.add_request")
+    validate = Target(PARAMS, "SamplingParams._validate_structured_outputs")
+    process = Target(INPUT, "InputProcessor.process_inputs")
+    add = Target(ASYNC, "AsyncLLM.add_request")
     key = Target("vllm.v1.structured_output.request", "get_structured_output_key")
     until = "vLLM has a registry of structured output backends, validation included"
     return [
@@ -38,8 +34,8 @@ def requests() -> list[Seam]:
             until=until,
             checks=(
                 Parameters(validate, ("self", "model_config", "structured_outputs_config", "tokenizer")),
-                LooksUp(Target(_PARAMS, "SamplingParams.verify"), "_validate_structured_outputs"),
-                LooksUp(Target(_INPUT, "InputProcessor._validate_params"), "verify"),
+                LooksUp(Target(PARAMS, "SamplingParams.verify"), "_validate_structured_outputs"),
+                LooksUp(Target(INPUT, "InputProcessor._validate_params"), "verify"),
                 LooksUp(validate, "_backend_was_auto"),
                 LooksUp(validate, "validate_xgrammar_grammar"),
                 Parameters(key, ("params",)),
@@ -54,7 +50,7 @@ def requests() -> list[Seam]:
                 Accepts(process, "params"),
                 Accepts(process, "resumable"),
                 LooksUp(process, "_validate_params"),
-                LooksUp(Target(_ASYNC, "AsyncLLM._add_streaming_input_request"), "process_inputs"),
+                LooksUp(Target(ASYNC, "AsyncLLM._add_streaming_input_request"), "process_inputs"),
             ),
         ),
         Seam(
@@ -64,7 +60,7 @@ def requests() -> list[Seam]:
             until=until,
             checks=(
                 Parameters(add, ("self", "request_id", "prompt", "params")),
-                LooksUp(Target(_ASYNC, "AsyncLLM.generate"), "add_request"),
+                LooksUp(Target(ASYNC, "AsyncLLM.generate"), "add_request"),
                 LooksUp(add, "input_processor"),
             ),
         ),
@@ -75,7 +71,7 @@ def faults() -> list[Seam]:
     """The client is told why its request ended."""
     from vllm_lazy_grammar.adapter import client_errors
 
-    generate = Target(_ASYNC, "AsyncLLM.generate")
+    generate = Target(ASYNC, "AsyncLLM.generate")
     update = Target("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output")
     until = "vLLM carries a message with a request that its engine ends"
     return [
@@ -98,7 +94,7 @@ def faults() -> list[Seam]:
 
 
 _GENERATING = (
-    (_CHAT, "OpenAIServingChat._create_chat_completion"),
+    (CHAT, "OpenAIServingChat._create_chat_completion"),
     (_COMPLETION, "OpenAIServingCompletion._create_completion"),
 )
 
@@ -112,10 +108,10 @@ def servers() -> list[Seam]:
     messages = Target(_MESSAGES, "AnthropicServingMessages.create_messages")
     chat, completion, responses = "OpenAIServingChat", "OpenAIServingCompletion", "OpenAIServingResponses"
     return [
-        _rendering(render, _CHAT, f"{chat}.render_chat_request", f"{chat}._create_chat_completion"),
+        _rendering(render, CHAT, f"{chat}.render_chat_request", f"{chat}._create_chat_completion"),
         _rendering(render, _COMPLETION, f"{completion}.render_completion_request", f"{completion}._create_completion"),
         _rendering(
-            render, _RESPONSES, f"{responses}._render_resolved_response_inputs", f"{responses}._create_responses"
+            render, RESPONSES, f"{responses}._render_resolved_response_inputs", f"{responses}._create_responses"
         ),
         Seam(
             messages,
@@ -140,7 +136,7 @@ def servers() -> list[Seam]:
     ]
 
 
-_REQUESTS = {_CHAT: "ChatCompletionRequest", _COMPLETION: "CompletionRequest", _RESPONSES: "ResponsesRequest"}
+_REQUESTS = {CHAT: "ChatCompletionRequest", _COMPLETION: "CompletionRequest", RESPONSES: "ResponsesRequest"}
 _FIELDS = ("vllm_xargs", "stop_token_ids", "ignore_eos")
 
 
@@ -148,7 +144,7 @@ def _rendering(replace: Callable[[Any], Any], package: str, method: str, caller:
     """The seam at the method that renders a request of the OpenAI API; `caller` awaits it before it answers anything."""
     target = Target(f"{package}.serving", method)
     request = _REQUESTS[package]
-    beams = () if package == _RESPONSES else ("use_beam_search",)
+    beams = () if package == RESPONSES else ("use_beam_search",)
     return Seam(
         target,
         replace,

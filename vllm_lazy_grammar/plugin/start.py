@@ -7,6 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from vllm_lazy_grammar._seams import Exists, LooksUp, Offers, Parameters, Seam, Target
+from vllm_lazy_grammar.plugin.names import ASYNC, INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 _CONFIG = "vllm.config.structured_outputs"
 _PARSER = "vllm.utils.argparse_utils"
 _ARGS = "vllm.engine.arg_utils"
-_INPUT = "vllm.v1.engine.input_processor"
-_ASYNC = "vllm.v1.engine.async_llm"
 _MAIN = "vllm.entrypoints.cli.main"
 
 
@@ -112,7 +111,7 @@ def start(installed: Callable[[], list[str]]) -> list[Seam]:
     from vllm_lazy_grammar.adapter import frontend, refusals
 
     create = Target(_ARGS, "EngineArgs.create_engine_config")
-    init = Target(_INPUT, "InputProcessor.__init__")
+    init = Target(INPUT, "InputProcessor.__init__")
     return [
         Seam(
             create,
@@ -137,7 +136,7 @@ def start(installed: Callable[[], list[str]]) -> list[Seam]:
             until="vLLM hands its engine configuration to a backend's validation",
             checks=(
                 Parameters(init, ("self", "vllm_config")),
-                LooksUp(Target(_ASYNC, "AsyncLLM.__init__"), "InputProcessor"),
+                LooksUp(Target(ASYNC, "AsyncLLM.__init__"), "InputProcessor"),
                 LooksUp(Target("vllm.v1.engine.llm_engine", "LLMEngine.__init__"), "InputProcessor"),
                 LooksUp(init, "generation_config_fields"),
             ),

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from vllm_lazy_grammar._seams import Accepts, Exists, LooksUp, Parameters, Seam, Target
+from vllm_lazy_grammar.plugin.names import CHAT, RESPONSES
 
-_CHAT = "vllm.entrypoints.openai.chat_completion"
-_RESPONSES = "vllm.entrypoints.openai.responses"
 _RENDERER = "vllm.renderers.online_renderer"
 _PARSE = "vllm.parser.abstract_parser"
 _DELTA = ("delta_text", "delta_token_ids")
@@ -20,8 +19,8 @@ def tools() -> list[Seam]:
     parser = "DelegatingParser.{}"
     looks = (
         (_RENDERER, "OnlineRenderer.__init__", "get_parser"),
-        (f"{_CHAT}.serving", "OpenAIServingChat.__init__", "get_parser"),
-        (f"{_RESPONSES}.serving", "OpenAIServingResponses.__init__", "get_parser"),
+        (f"{CHAT}.serving", "OpenAIServingChat.__init__", "get_parser"),
+        (f"{RESPONSES}.serving", "OpenAIServingResponses.__init__", "get_parser"),
         (_RENDERER, "OnlineRenderer.preprocess_chat", "always_adjust_request"),
         (_RENDERER, "OnlineRenderer.preprocess_chat", "adjust_request"),
         (_PARSE, parser.format("adjust_request"), "_apply_structural_tag"),
@@ -51,14 +50,14 @@ def finish() -> list[Seam]:
     from vllm_lazy_grammar.adapter.finish import choosing
 
     def seam(name: str, *fields: str) -> Seam:
-        made = Target(f"{_CHAT}.protocol", name)
+        made = Target(f"{CHAT}.protocol", name)
         return Seam(
-            Target(f"{_CHAT}.serving", name),
+            Target(f"{CHAT}.serving", name),
             choosing,
             why="`tool_calls` is the finish reason of no answer without a call, nor of one that a stop string cut",
             until="that is so in vLLM",
             checks=(
-                LooksUp(Target(f"{_CHAT}.serving", "OpenAIServingChat"), name),
+                LooksUp(Target(f"{CHAT}.serving", "OpenAIServingChat"), name),
                 *(Exists(Target(made.module, f"{made.path}.__pydantic_fields__[{field}]")) for field in fields),
             ),
         )
